@@ -127,7 +127,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports an exported name on first use. Commands that use none of them start in half the time."""
+    """Imports an exported name on first use. Commands that use no exported name start in half the time."""
     from importlib import import_module
 
     for module, names in _MODULES.items():

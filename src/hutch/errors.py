@@ -20,7 +20,7 @@ WIRE_CODES = frozenset(
     }
 )
 
-# Codes that only Hutch has, with the Execbox codes that replace them in messages.
+# Execbox codes that replace, in messages, the codes that only Hutch has.
 _WIRE_CODE_OF = {
     "result_too_large": "serialization_error",
     "call_limit": "tool_error",
@@ -178,7 +178,7 @@ class ProtocolError(HutchError):
 
 
 class ToolError(HutchError):
-    """A tool failed. Raise it in a tool to choose the code and the message that the guest gets."""
+    """A tool failed. Raise this error in a tool to choose the code and the message that the guest gets."""
 
     code = "tool_error"
 
@@ -191,9 +191,9 @@ class ToolError(HutchError):
 
 
 class Suspend(ToolError):
-    """Raise it in a tool whose result comes later. The run is suspended when it waits only for such results,
-    and continues with `Hutch.resume`. The guest gets this error if the run cannot be suspended, for example
-    because its engine is not `quickjs`.
+    """Raise this error in a tool whose result comes later. The run is suspended when it waits only for such
+    results, and continues with `Hutch.resume`. The guest gets this error if the run cannot be suspended, for
+    example because its engine is not `quickjs`.
     """
 
     def __init__(
@@ -272,8 +272,8 @@ class ConfigError(HutchError):
 
 
 class UpstreamError(HutchError):
-    """An MCP server or one of its tools failed. The message comes from the tool or the server, if it sent
-    one.
+    """An MCP server or one of its tools failed. The message is the one that the tool or the server sent, if
+    any.
 
     `kind` is one of unknown_server, unknown_tool, invalid_arguments, not_connected, login_required, timeout,
     lost, tool_error, rpc_error, too_large, invalid_result.
@@ -382,6 +382,7 @@ def explain_home_error(error: OSError) -> str | None:
     if wrong is None or not isinstance(error.filename, str):
         return None
     file = Path(error.filename)
-    # A path below a file or an unreadable folder cannot be examined, so the nearest existing parent is named.
+    # Name the nearest existing parent, because a path below a file or an unreadable folder cannot be
+    # examined.
     nearest = next(path for path in (file, *file.absolute().parents) if lexists(path))
     return f"{nearest} {wrong}"

@@ -22,7 +22,7 @@ MAX_LABEL_CHARS = 60
 MAX_MESSAGE_CHARS = 160
 
 _RED, _YELLOW, _GREEN, _DIM, _RESET = "\x1b[1;31m", "\x1b[33m", "\x1b[32m", "\x1b[2m", "\x1b[0m"
-# Words and colours for these outcomes. All other outcomes are failures.
+# Words and colours of outcomes that are not failures.
 _WORDS = {"ok": ("ok   ", _GREEN), "cancelled": ("stop ", _YELLOW), "suspended": ("wait ", _YELLOW)}
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-# The reserve is one of this many places, but at least one place. Only owners without a place may take it.
+# The reserve is one place of every RESERVE_ONE_IN, but at least one. Only owners without a place may take
+# places of the reserve.
 RESERVE_ONE_IN = 5
 # Maximum number of owners whose last turn is remembered. If there are more, all turns are forgotten, and all
 # owners start again as equals.

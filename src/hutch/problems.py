@@ -16,7 +16,7 @@ MAX_PROBLEMS = 50
 MORE_PROBLEMS = "there are more problems; fix these first"
 MAX_PATH_CHARS = 200
 MAX_MESSAGE_CHARS = 1_000
-# Finding a similar name takes up to 20 ms if there are many long names.
+# Few suggestions, because finding a similar name takes up to 20 ms if there are many long names.
 _MAX_SUGGESTIONS = 10
 
 JsonPath: TypeAlias = tuple[str | int, ...]
@@ -113,7 +113,9 @@ class ProblemList:
 
 
 class NameSuggester:
-    """Suggests known names for unknown names. Stops after a few, because a document may have thousands."""
+    """Suggests known names for unknown names. Stops after a few suggestions, because a document may have
+    thousands of unknown names.
+    """
 
     def __init__(self) -> None:
         self._left = _MAX_SUGGESTIONS

@@ -62,7 +62,8 @@ class ExcessCounter:
             if part.endswith(b"\\") and (len(part) - len(part.rstrip(b"\\"))) % 2:
                 part, self._escape = part[:-1], b"\\"
             part = part.replace(b"\\\\", b"").replace(b'\\"', b"")
-        # Now each quote starts or ends a string. Two adjacent quotes change nothing.
+        # Escaped quotes are removed, so each quote starts or ends a string. Drop adjacent quotes, which do
+        # not change the count.
         marks = part.translate(_BRACES_TO_BRACKETS, _NOT_MARKS).replace(b'""', b"").split(b'"')
         outside = b"".join(marks[self._is_inside :: 2])
         self._is_inside ^= (len(marks) - 1) & 1
@@ -127,7 +128,7 @@ def _nests_deeper(brackets: bytes, depth: int, max_depth: int) -> bool:
     for start in range(0, len(brackets), _CHUNK):
         chunk = brackets[start : start + _CHUNK]
         opened = chunk.count(b"[")
-        # Few chunks come near the limit. Only these are examined byte by byte.
+        # Examine a chunk byte by byte only if it comes near the limit, because few chunks do.
         if (
             depth + opened > max_depth
             and depth + max(accumulate(map(_DEPTH_CHANGE.__getitem__, chunk))) > max_depth

@@ -9,7 +9,7 @@ from itertools import islice
 
 # Characters that `printable(keep=PROSE)` keeps in program output: line breaks, tabs and the joiners in emoji.
 PROSE = "\n\t\u200c\u200d"
-# The same without line breaks, for text that must stay on one line.
+# Like PROSE, but without line breaks, for text that must stay on one line.
 LINE = "\t\u200c\u200d"
 
 # Unicode category Zs. `str.isprintable` rejects these characters, but terminals show them as spaces.

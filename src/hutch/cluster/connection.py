@@ -35,7 +35,9 @@ class ClusterUnavailable(HutchError):
 
 
 class ClusterConnection:
-    """Publishes and subscribes. While NATS is away, messages are dropped: links send them again."""
+    """Publishes and subscribes. Messages are dropped while NATS is unreachable, because links send lost
+    packets again.
+    """
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -87,7 +89,8 @@ class ClusterConnection:
                     allow_reconnect=False,
                     **options,
                 )
-                # Without these options, the first connection would be tried for ever.
+                # Reconnect from now on. Set before, these options would make the first attempt to connect
+                # last for ever.
                 client.options |= {"allow_reconnect": True, "max_reconnect_attempts": -1}
                 break
             except (NatsError, OSError, TimeoutError, ssl.SSLError) as error:
@@ -113,7 +116,7 @@ class ClusterConnection:
 
     @property
     def problem(self) -> str | None:
-        """Why messages cannot be sent at present, or None."""
+        """Reason why messages cannot be sent at present, or None."""
         if self._away_since is None:
             return None
         return f"NATS has been unreachable for {monotonic() - self._away_since:.0f} s"
@@ -134,7 +137,7 @@ class ClusterConnection:
         await self._client.flush()
 
     async def close(self) -> None:
-        """Sends what waits to be sent, and disconnects."""
+        """Sends the queued messages, and disconnects."""
         self._is_closing = True
         with contextlib.suppress(Exception):
             async with asyncio.timeout(1):
@@ -173,8 +176,8 @@ class ClusterConnection:
 
 
 async def _discard(client: Client) -> None:
-    """Closes the sockets of a client that could not sign in. Its own `close` leaves them open, or waits for
-    the server.
+    """Closes the sockets of a client that could not sign in. The client's own `close` would leave them open,
+    or wait for the server.
     """
     with contextlib.suppress(Exception):
         async with asyncio.timeout(DISCARD_SECONDS):

@@ -1,8 +1,8 @@
 """Keys of a cluster: sealed announcements, and the keys of the link between a front and a worker.
 
-All machines know the cluster's secret. Each process also has an X25519 key pair of its own, which it never
-stores. The keys of a link are derived from both, so that a machine that knows the secret, but is not an end
-of the link, can neither read nor forge its packets.
+All machines know the cluster's secret. Each process also has an X25519 key pair, which it never stores. The
+keys of a link are derived from the secret and from the key pairs of both ends. So another machine of the
+cluster, which knows the secret, can neither read nor forge the packets of the link.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class NodeKey:
 
 
 class AnnouncementKey:
-    """Encrypts what all machines of a cluster may read."""
+    """Encrypts announcements, which all machines of a cluster may read."""
 
     def __init__(self, secret: str, cluster: str) -> None:
         self._cipher = AESGCM(_derive(secret.encode(), cluster.encode(), b"hutch announcements", 32))

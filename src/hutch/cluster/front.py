@@ -47,7 +47,7 @@ class Front:
         self._task = asyncio.create_task(self._run())
 
     async def wait_for_worker(self, seconds: float) -> bool:
-        """Waits until a worker is known. Returns False if none is after this time."""
+        """Waits until a worker is known. Returns False if there is none after `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 await self.membership.has_workers.wait()
@@ -57,7 +57,9 @@ class Front:
 
     @property
     def problem(self) -> str | None:
-        """Why executions cannot run, or None. Without workers, a front may run them itself."""
+        """Reason why executions cannot run, or None. With `cluster_local`, the front itself can run
+        executions.
+        """
         if self.node.settings.cluster_local:
             return None
         if self.node.connection.problem is None and not self.load().workers:
@@ -145,8 +147,9 @@ class Front:
         if gateway is None:
             await response.send(404, [], b"The gateway of this script is gone")
         elif not (request.run_id is None and reads) and (runner is None or runner.gateway != request.gateway):
-            # A worker may call tools only for executions that it runs, and only those of their gateway. A
-            # script that is starting reads the module of the tools.
+            # A worker may call tools only for executions that it runs, and only the tools of the execution's
+            # gateway. Reading is allowed without a run, because a starting script reads the module of the
+            # tools.
             await response.send(403, [], b"This run is not on this worker")
         else:
             if runner is not None and not reads:

@@ -13,7 +13,7 @@ from hutch.cluster.messages import FrameType, GatewayRequest, GatewayResponse
 if TYPE_CHECKING:
     from hutch.protocols.toolscript.jail_server.http1 import JailRequest, JailResponse
 
-# Requests of one front that may wait for their responses.
+# Maximum number of requests to one front that wait for their responses.
 MAX_REQUESTS = 10_000
 
 
@@ -59,8 +59,8 @@ class RelayedRequests:
 
 
 class RelayedGateway:
-    """A gateway of a front. Equal for equal URL, revision and link, so that the pool can keep runners. A
-    runner of a lost link could not reach the front over the next one.
+    """A gateway of a front. Gateways with the same URL, revision and link are equal, so that the pool can
+    reuse runners. The link matters, because a runner of a lost link cannot reach the front over a new link.
     """
 
     def __init__(self, requests: RelayedRequests, url: str, revision: str) -> None:
@@ -78,7 +78,7 @@ class RelayedGateway:
         return self._key[2]
 
     async def handle(self, run_id: str | None, request: JailRequest, response: JailResponse) -> None:
-        """Passes a request to the front and sends its response to the jail."""
+        """Passes a request to the front and sends the front's response to the jail."""
         message = GatewayRequest(
             gateway=self._key[2],
             run_id=run_id,

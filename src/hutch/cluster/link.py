@@ -1,9 +1,9 @@
 """Encrypted, ordered and reliable stream of frames between a front and a worker.
 
-NATS delivers a message at most once, and not while a server restarts. So the packets of a link are numbered,
-kept until the peer has acknowledged them, and sent again if an acknowledgement is missing. The number is the
-nonce of the packet, which therefore cannot be repeated or reordered by others either. The stream is cut into
-packets of at most `max_payload`, whatever the size of its frames.
+NATS delivers a message at most once, and loses messages while a server restarts. So the packets of a link are
+numbered, kept until the peer has acknowledged them, and sent again if an acknowledgement is missing. The
+number of a packet is also its nonce, so that an attacker can neither repeat nor reorder packets. The stream
+is cut into packets of at most `max_payload`, whatever the size of its frames.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ HELLO, DATA, ACK = 1, 2, 3
 _HEADER = struct.Struct(">B16sQ")
 _ACK = struct.Struct(">Q?")
 _FRAME = struct.Struct(">BQI")
-# Bytes of a packet besides its part of the stream: header and tag.
+# Size of a packet's header and authentication tag.
 PACKET_OVERHEAD = _HEADER.size + 16
 MAX_PACKET_BYTES = 256 * 1024
-# Bytes that may be on their way. A NATS server cuts off a client for which more than 64 MiB wait.
+# Maximum number of unacknowledged bytes. It is low, because a NATS server disconnects a client for which more
+# than 64 MiB wait.
 WINDOW_BYTES = 2 * 1024 * 1024
 ACK_BYTES = WINDOW_BYTES // 4
 ACK_SECONDS = 0.025
-# Bytes that may wait to be sent before `writable` waits.
+# `writable` waits while more bytes than this wait to be sent.
 HIGH_WATER_BYTES = 4 * 1024 * 1024
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 RESEND_SECONDS = 0.5
 CHECK_SECONDS = 0.25
-# A link without any acknowledgement for this time is lost.
+# Time without any acknowledgement after which a link counts as lost.
 MAX_SILENCE_SECONDS = 5.0
 
 OnFrame = Callable[[int, int, bytes], None]
-"""Receives type, number and content of a frame."""
+"""Receives the type, number and content of a frame."""
 
 
 class Link:
@@ -60,7 +61,7 @@ class Link:
         on_lost: Callable[[str], None],
         hello: bytes = b"",
     ) -> None:
-        """`hello` is sent before the first packet, until that is acknowledged."""
+        """`hello` is sent before the first packet, and again until the first packet is acknowledged."""
         self.id = id
         self._send_key, self._receive_key = send_key, receive_key
         self._publish = publish
@@ -85,11 +86,11 @@ class Link:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes that were not sent, or not acknowledged, yet."""
+        """Number of bytes that were not sent or not acknowledged yet."""
         return len(self._waiting) + self._in_flight
 
     def send(self, type: int, number: int, content: bytes = b"") -> None:
-        """Sends a frame. Raises ValueError if it is too large."""
+        """Sends a frame. Raises ValueError if the frame is too large."""
         if len(content) > MAX_FRAME_BYTES:
             raise ValueError(f"a message has {len(content)} bytes; the limit is {MAX_FRAME_BYTES}")
         if self.is_closed:
@@ -99,7 +100,8 @@ class Link:
         if len(self._waiting) > HIGH_WATER_BYTES:
             self._drained.clear()
         if not self._is_flushing:
-            # Frames that are sent together share a packet.
+            # Send in the next iteration of the event loop, so that frames that are sent together share a
+            # packet.
             self._is_flushing = True
             self._loop.call_soon(self._flush)
 
@@ -119,7 +121,7 @@ class Link:
         return True
 
     def resend(self) -> None:
-        """Sends all packets again that the peer has not acknowledged."""
+        """Resends all packets that the peer has not acknowledged."""
         if self.is_closed:
             return
         self._sent_at = monotonic()
@@ -142,8 +144,8 @@ class Link:
                 self._expected += 1
                 self._accept(part)
             else:
-                # A packet was lost, or the peer has not got the acknowledgement. Forged packets must not get
-                # here: the peer would send up to WINDOW_BYTES again for each of them.
+                # A packet was lost, or the peer did not receive the acknowledgement, so acknowledge again.
+                # Forged packets are dropped above: the peer would resend up to WINDOW_BYTES for each of them.
                 self._acknowledge(has_gap=number > self._expected)
         elif type == ACK and number >= self._peer_acknowledgement:
             opened = open_sealed(self._receive_key, _nonce(type, number), content, header)
@@ -239,7 +241,7 @@ class Link:
             except msgspec.DecodeError as error:
                 self._lose(f"it sent an invalid message: {error}")
             except Exception:
-                # The other executions of the link go on.
+                # Do not end the link, because its other executions can continue.
                 logger.exception("a message of another machine could not be handled")
             if self.is_closed:
                 return
@@ -271,7 +273,7 @@ def open_hello(packet: bytes, public_key: bytes, key: AESGCM) -> bytes | None:
 
 
 def packet_type_and_link(packet: bytes) -> tuple[int, bytes] | None:
-    """Returns None for something that is not a packet."""
+    """Returns None if the data is not a packet."""
     if len(packet) < PACKET_OVERHEAD:
         return None
     type, id, _ = _HEADER.unpack_from(packet)

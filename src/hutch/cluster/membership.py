@@ -21,26 +21,30 @@ from hutch.settings import Settings
 logger = logging.getLogger("hutch.cluster")
 
 OnRequest = Callable[["KnownWorker", int, int, bytes], None]
-"""Handles a request of a script's jail, or its cancellation: worker, type, number and content."""
+"""Handles a frame with a request of a script's jail, or with the cancellation of a request. The arguments are
+the worker, and the type, number and content of the frame.
+"""
 
 
 class KnownWorker:
-    """A worker as a front sees it."""
+    """State of a worker that a front knows: its last announcement, its link and its runners."""
 
     def __init__(self, announcement: WorkerAnnouncement) -> None:
         self.announcement = announcement
         self.last_seen = monotonic()
         self.problem: str | None = None
-        """Why this worker gets no work at all."""
+        """Reason why this worker gets no work at all, or None."""
         self.link: Link
         self.runners: dict[int, RemoteRunner] = {}
         self.gateways: set[str] = set()
-        """Revisions of the gateways whose scripts this worker has got."""
+        """Revisions of the gateways whose scripts were sent to this worker."""
         self.request_bytes = 0
-        """Memory of the gateway requests of this worker that are being answered."""
+        """Number of bytes in memory for this worker's gateway requests that are being answered."""
         self.in_flight: Counter[PlaceKind] = Counter()
         self.is_full: set[PlaceKind] = set()
-        """Kinds of places of which the worker had none left, although its announcement said so."""
+        """Kinds of places that the worker refused because it had none left, although its last announcement
+        had free ones.
+        """
         self._numbers = itertools.count(1)
 
     @property
@@ -62,8 +66,8 @@ class KnownWorker:
         )
 
     def free(self, kind: PlaceKind, front: str) -> int:
-        """Returns the number of free places: all places without those of other fronts, as announced, and
-        those of this front, which it counts itself, because announcements are late.
+        """Returns the number of free places. The worker announces the places that other fronts use. This
+        front counts its own places itself, because announcements are late.
         """
         if kind in self.is_full:
             return 0
@@ -109,7 +113,7 @@ class Membership:
         return (worker for worker in self.workers.values() if worker.is_usable(engine))
 
     def check(self) -> None:
-        """Gives up workers that have announced nothing for too long."""
+        """Marks workers as lost if they have sent no announcement for WORKER_LOST_SECONDS."""
         for worker in [*self.workers.values()]:
             silence = monotonic() - worker.last_seen
             if silence > WORKER_LOST_SECONDS:
@@ -204,9 +208,7 @@ class Membership:
 
 
 def worker_problem(worker: WorkerAnnouncement, version: str, settings: Settings) -> str | None:
-    """Returns the reason why a front of this version and with these settings gives a worker no work, or
-    None.
-    """
+    """Returns the reason why this front must not give work to a worker, or None."""
     if not are_compatible(worker.version, version):
         return (
             f"it has version {worker.version}, and this one is {version}: they may be one minor version apart"

@@ -12,12 +12,12 @@ from hutch.kernel.placement import PackageDetails
 from hutch.session.messages import WireError
 
 PlaceKind = Literal["quickjs", "process"]
-"""Executions of quickjs share processes. Those of all other engines need a process each."""
+"""Executions of quickjs share processes. Each execution of another engine needs its own process."""
 PLACE_KINDS: tuple[PlaceKind, ...] = ("quickjs", "process")
 
 
 class Announcement(msgspec.Struct, frozen=True, kw_only=True):
-    """State of a machine, which it publishes every second."""
+    """State of a machine. The machine publishes it every second."""
 
     id: str
     """Random id of the process, and the last part of its subject."""
@@ -25,7 +25,7 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the machine."""
     version: str
     number: int
-    """Counts the announcements of the process, so that a repeated old one is ignored."""
+    """Counts the announcements of the process, so that a replayed old announcement is ignored."""
     is_leaving: bool = False
 
 
@@ -38,15 +38,16 @@ class WorkerAnnouncement(Announcement, frozen=True, kw_only=True):
     public_key: bytes
     isolation: str
     bundle: str
-    """Hash of the guest bundle. States of suspended executions fit only one bundle."""
+    """Hash of the guest bundle. A suspended execution can continue only with the bundle that made its state.
+    """
     engines: list[str]
     places: dict[str, int]
     used: dict[str, dict[str, int]] = {}
-    """Places that are taken: by kind, for each front."""
+    """Number of taken places by kind, for each front."""
     packages: list[str] = []
     """Installed packages that were used recently."""
     spares: list[str] = []
-    """Packages for which a spare is ready."""
+    """Packages for which a spare runner is ready."""
     is_draining: bool = False
 
 
@@ -117,7 +118,7 @@ class Close(msgspec.Struct, frozen=True):
     was_abandoned: bool = False
     """True if there is no result."""
     wants_output: bool = False
-    """True if the front waits for RELEASED with the output."""
+    """True if the front waits for a RELEASED frame with the output."""
 
 
 class Leased(msgspec.Struct, frozen=True):
@@ -136,7 +137,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trailer(msgspec.Struct, frozen=True, kw_only=True):
-    """Measurements and output of an execution that has ended, which only the worker has."""
+    """Data of an ended execution that only the worker has: CPU time, output and outgoing requests."""
 
     cpu_seconds: float | None = None
     output: bytes = b""
@@ -150,7 +151,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     value: Any = None
     lost: bool = False
     interrupted: str = ""
-    """Reason if the worker ends, not only the runner."""
+    """Reason why the whole worker ends. Empty if only the runner has ended."""
 
 
 class GatewayRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,9 +20,10 @@ from hutch.settings import Settings
 ANNOUNCE_SECONDS = 1.0
 # A machine that has announced nothing for this time gets no new work.
 QUIET_SECONDS = 2.5
-# A worker cancels the executions of a front that has announced nothing for this time. It is shorter than the
-# time after which the front begins them again elsewhere, so that no execution runs twice at the same time:
-# the front may have received its last announcement ANNOUNCE_SECONDS before the connection was cut.
+# A worker cancels the executions of a front that has announced nothing for this time. The front begins them
+# again elsewhere after WORKER_LOST_SECONDS. This time is shorter, so that no execution runs twice at the same
+# time, even if the worker received the front's last announcement up to ANNOUNCE_SECONDS later than the front
+# received the worker's.
 FRONT_LOST_SECONDS = 3.5
 WORKER_LOST_SECONDS = 5.0
 CHECK_SECONDS = 0.25
@@ -77,7 +78,7 @@ class Node:
         await self._follow(self.subjects.fronts, FrontAnnouncement, handle)
 
     async def _follow(self, subject: str, type: type[A], handle: Callable[[A], None]) -> None:
-        """Passes authentic announcements on, each only once and in order."""
+        """Calls the handler with each authentic announcement, only once and in order."""
         numbers: dict[str, int] = {}
 
         def receive(sealed: bytes) -> None:
@@ -87,7 +88,7 @@ class Node:
             try:
                 announcement = messages.decode(data, type)
             except msgspec.DecodeError:
-                # A version whose announcements differ is not compatible.
+                # Ignore the machine: a version with other announcements is not compatible.
                 return
             if announcement.number > numbers.get(announcement.id, 0):
                 # Kept when the machine leaves, so that its old announcements cannot be repeated afterwards.

@@ -34,7 +34,8 @@ from hutch.session.host import Session
 from hutch.session.run import Result
 from hutch.settings import Settings
 
-# A worker that an execution prefers may have this much more to do than the average worker.
+# An execution goes to its preferred worker only if the load of that worker is at most this many times the
+# average.
 MAX_LOAD_FACTOR = 1.25
 MAX_AFFINITIES = 10_000
 # If there are more workers than this, only this many, chosen at random, are compared.
@@ -76,8 +77,8 @@ class ClusterPlacement:
     # --- choosing ---
 
     async def choose(self, placed: PlacedExecution) -> KnownWorker | None:
-        """Returns a worker with a free place, or None for this process. Waits while there is neither. Raises
-        Busy.
+        """Returns a worker with a free place, or None to use this process. Waits while there is no free
+        place. Raises Busy.
         """
         if not self.queue.has(placed.kind, placed.owner) and (found := self.try_choose(placed)) is not None:
             return found[0]
@@ -85,7 +86,7 @@ class ClusterPlacement:
         return await self.queue.wait(waiter, self._reason(placed))
 
     def try_choose(self, placed: PlacedExecution) -> tuple[KnownWorker | None] | None:
-        """Returns the chosen machine in a tuple, or None if there is no free place. The place is taken."""
+        """Takes a place. Returns the machine in a tuple, or None if there is no free place."""
         worker = self._choose_worker(placed) if placed.is_portable else None
         if worker is not None:
             placed.take(worker)
@@ -107,7 +108,8 @@ class ClusterPlacement:
         kind, workers = placed.kind, self.membership.workers
         if not workers:
             return None
-        # Counted here, because asking all of many workers would take longer than an execution.
+        # Use the front's own total, because adding up the load of many workers would take longer than an
+        # execution.
         max_load = max(1, math.ceil(MAX_LOAD_FACTOR * (self.remote_in_flight[kind] + 1) / len(workers)))
         preferred = workers.get(self._affinities.get(placed.affinity, ""))
         if preferred is not None and not self._can_run(preferred, placed):
@@ -127,7 +129,7 @@ class ClusterPlacement:
         return chosen
 
     def _best(self, placed: PlacedExecution, max_load: int) -> KnownWorker | None:
-        """Returns the best of all workers with a free place, or of some of many."""
+        """Returns the best worker with a free place. Of many workers, compares only a random sample."""
         candidates = [*self.membership.workers.values()]
         if len(candidates) > MAX_COMPARED and placed.affinity in self._affinities:
             some = [
@@ -148,8 +150,8 @@ class ClusterPlacement:
         return worker.is_usable(placed.engine)
 
     def _rank(self, worker: KnownWorker, placed: PlacedExecution, max_load: int) -> tuple[bool, int, int]:
-        """Returns the order of a worker: those with less to do first, then those with the package, then the
-        same order at every front, so that fronts agree without talking to each other.
+        """Returns the sort key of a worker: workers below `max_load` come first, then workers that have the
+        package. The rest of the order is the same at every front, so that fronts agree without communication.
         """
         distance = 2
         if placed.package in worker.announcement.spares:
@@ -165,7 +167,7 @@ class ClusterPlacement:
         return "No worker has a free place."
 
     def place_freed(self) -> None:
-        """Serves waiting executions, because a place may be free."""
+        """Gives places to waiting executions, because a place may have become free."""
         self.queue.serve()
 
 
@@ -184,8 +186,8 @@ class PlacedExecution:
             profile.engine in ENGINES and profile == profile_for(profile.engine)
         )
         self.is_local = not isinstance(recipe, PackageRecipe)
-        # The memory of a suspended execution fits only one bundle. Other executions can run on workers with
-        # another version.
+        # The memory of a suspended execution fits only one bundle. All other executions can run on workers
+        # with another bundle.
         self.needs_bundle = bool(
             execution.saved or execution.turn or execution.is_durable or execution.checkpoint_after_ms
         )
@@ -206,7 +208,7 @@ class PlacedExecution:
         self._placement.local_in_flight[self.kind] += 1
 
     async def acquire(self, profile: Profile, owner: str) -> Runner:
-        """Takes a runner. Raises Busy, or the error for which a worker could not start one."""
+        """Takes a runner. Raises Busy, or the error because of which a worker could not start a runner."""
         while True:
             try:
                 worker = await self._placement.choose(self)
@@ -220,7 +222,8 @@ class PlacedExecution:
             try:
                 worker.link.send(FrameType.OPEN, runner.number, messages.encode(self._open()))
                 if self.kind == "process":
-                    # The time limit counts from here, and installing a package may take long.
+                    # Wait for the runner, because installing a package may take long and the time limit
+                    # starts when this method returns.
                     await runner.wait_leased()
             except WorkerRefused:
                 worker.is_full.add(self.kind)
@@ -255,7 +258,7 @@ class PlacedExecution:
         self._placement.place_freed()
 
     def _give_up(self) -> None:
-        """Gives the place back, if one was taken."""
+        """Gives back the place, if one was taken."""
         if self._runner is not None:
             self._give_back(self._runner, None, None)
         elif self._is_here:

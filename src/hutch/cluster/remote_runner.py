@@ -1,4 +1,4 @@
-"""A runner on a worker, as the front sees it: a channel over the link, for one execution."""
+"""The front's side of a runner on a worker: a channel over the link, for one execution."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RemoteChannel:
 
 
 class WorkerRefused(HutchError):
-    """A worker has no place for the execution. Another one may have."""
+    """A worker has no place for the execution. Another worker may have one."""
 
     code = "busy"
 
@@ -100,7 +100,7 @@ class RemoteRunner(Runner):
 
     @property
     def refusal(self) -> Refused | None:
-        """Why the worker did not run the execution, if it did not."""
+        """The worker's refusal to run the execution, or None."""
         return self._refusal
 
     async def wait_leased(self) -> None:
@@ -121,7 +121,8 @@ class RemoteRunner(Runner):
         self._released.set()
         if self._session is not None:
             spec = self.profile.engine_spec
-            # A tool of an npm package may have sent requests. Scripts can only call the gateway.
+            # Do not restart a tool of an npm package, which may have sent requests. A script can only call
+            # tools through the front, which then sets `has_effects`.
             may_restart = not self.has_effects and not spec.resolves_names
             self._session.interrupt(reason, may_restart=may_restart)
         self._multiplexer.mark_lost(reason)
@@ -181,7 +182,7 @@ class RemoteRunner(Runner):
             self.requests = []
 
     async def collect(self) -> None:
-        """Ends the lease of a guest that has not answered, and waits for its output."""
+        """Ends the lease of a guest that has not answered, and waits for the guest's output."""
         if not self.profile.engine_spec.own_process or self._trailer is not None or not self.is_alive:
             return
         session = self._session
@@ -225,7 +226,7 @@ class RemoteRunner(Runner):
 
 
 def error_of(refused: Refused) -> HutchError:
-    """Returns the error that the worker had."""
+    """Converts a worker's refusal to an exception."""
     if refused.is_busy:
         return WorkerRefused(refused.message)
     if refused.code == PackageTooLarge.code:

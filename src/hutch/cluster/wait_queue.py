@@ -18,7 +18,7 @@ from hutch.settings import Settings
 if TYPE_CHECKING:
     from hutch.cluster.membership import KnownWorker
 
-# Owners whose executions cannot be placed that are passed over in one search for another one.
+# Maximum number of owners that a search skips because no machine has a place for their next execution.
 MAX_BLOCKED = 8
 
 
@@ -26,7 +26,7 @@ class PlaceWaiter(msgspec.Struct, eq=False):
     kind: PlaceKind
     owner: str
     try_choose: Callable[[], tuple[KnownWorker | None] | None]
-    """Takes a place and returns the machine in a tuple, or None if there is none."""
+    """Takes a place and returns the machine in a tuple. Returns None if there is no free place."""
     future: asyncio.Future[KnownWorker | None] | None = None
 
 
@@ -49,7 +49,7 @@ class PlaceQueue:
         return owner in self._waiters[kind]
 
     async def wait(self, waiter: PlaceWaiter, reason: str) -> KnownWorker | None:
-        """Waits for a place. Raises Busy after `queue_seconds`, with this reason."""
+        """Waits for a place. Raises Busy with `reason` after `queue_seconds`."""
         settings = self._settings
         if self._count >= settings.max_queue:
             raise Busy(f"{reason} {self._count} executions are waiting already (max_queue).")
@@ -87,7 +87,7 @@ class PlaceQueue:
                 del owners[waiter.owner]
 
     def serve(self) -> None:
-        """Gives free places to waiting executions, the owner whose turn is next first."""
+        """Gives free places to waiting executions, in the order of their owners' turns."""
         for kind, owners in self._waiters.items():
             turns = self._turns[kind]
             blocked: set[str] = set()
@@ -96,7 +96,7 @@ class PlaceQueue:
                 waiter = next(iter(owners[owner]))
                 found = waiter.try_choose()
                 if found is None:
-                    # Others may need another engine.
+                    # Try the next owner, whose execution may need another engine.
                     blocked.add(owner)
                     continue
                 turns.take(owner)

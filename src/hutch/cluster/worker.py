@@ -44,7 +44,7 @@ from hutch.settings import Settings, cores
 logger = logging.getLogger("hutch.cluster")
 
 QUICKJS_PLACES_PER_CORE = 64
-# An announcement outside of the interval, because places changed, at most this often.
+# Minimum time between two announcements that are sent early because places have changed.
 MIN_ANNOUNCE_SECONDS = 0.05
 # Maximum number of stored ids of links, so that a recorded hello that is sent again opens no link.
 MAX_USED_LINKS = 100_000
@@ -114,8 +114,8 @@ class Worker:
         return sum(len(front.leases) for front in self._fronts.values())
 
     async def drain(self, seconds: float) -> bool:
-        """Takes no new executions, asks the fronts to move those that wait, and lets the others finish.
-        Returns False if some did not finish in time.
+        """Takes no new executions, asks the fronts to move waiting executions to other workers, and lets the
+        others finish. Returns False if some did not finish in time.
         """
         self._is_draining = True
         self._announce()
@@ -131,7 +131,7 @@ class Worker:
         return True
 
     async def close(self) -> None:
-        """Ends what still runs, tells the fronts, and leaves the cluster."""
+        """Ends the running executions, notifies their fronts, and leaves the cluster."""
         await stop_task(self._task)
         if self._announce_timer is not None:
             self._announce_timer.cancel()
@@ -248,7 +248,7 @@ class Worker:
         while len(self._used_links) > MAX_USED_LINKS:
             del self._used_links[next(iter(self._used_links))]
         if (old := self._fronts.get(hello.front)) is not None:
-            # The front lost its link, and with it all executions.
+            # The front has lost its old link, and with it all executions of the link.
             self._forget(old)
         front = FrontLink(hello)
         subject = node.subjects.front(hello.front)
@@ -304,7 +304,8 @@ class Worker:
         self._used[kind] += 1
         lease.on_end = lambda _: self._lease_ended(front, number)
         self._start(lease, front, request)
-        # Other fronts must know about a full worker before they ask it.
+        # Announce early that more than half of the places are taken, so that other fronts do not ask a full
+        # worker.
         if self._used[kind] * 2 > self.places[kind]:
             self._announce_soon()
 

@@ -22,9 +22,9 @@ from hutch.session.run import Result
 
 logger = logging.getLogger("hutch.cluster")
 
-# Bytes of one execution that may wait for the front. Beyond this, its runner is ended.
+# Maximum number of bytes of one execution that wait for the front. If there are more, the runner is ended.
 MAX_WAITING_BYTES = 64 * 1024 * 1024
-# Bytes that the front may send before the runner is there.
+# Maximum number of bytes that the front may send before the lease has a runner.
 MAX_EARLY_BYTES = 128 * 1024 * 1024
 
 
@@ -50,7 +50,7 @@ class WorkerLease:
         self._has_trailer = False
 
     def start(self, profile: Profile) -> None:
-        """Takes a runner at once if there is one, otherwise waits for one."""
+        """Takes a runner at once if one is free. Otherwise waits for a runner."""
         runner = self._pool.try_acquire(profile, self.request.owner)
         if runner is not None:
             self._attach(runner, None)
@@ -76,7 +76,7 @@ class WorkerLease:
         self._attach(runner, details)
 
     def refuse(self, error: HutchError) -> None:
-        """Tells the front that nothing has happened here."""
+        """Tells the front that this worker does not run the execution, and that nothing has happened."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -121,7 +121,7 @@ class WorkerLease:
             self.refuse(HutchError("The execution sent too much before it started."))
 
     def close(self, close: Close) -> None:
-        """Ends the lease, because the front has the result or does not want it any more."""
+        """Ends the lease, because the front has the result or no longer wants it."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -143,11 +143,13 @@ class WorkerLease:
 
     def cancel(self) -> None:
         """Ends the execution, because its front is lost."""
-        # The pool ends a shared process that does not confirm the cancellation.
+        # `unresponsive` makes the pool end a shared process that does not confirm the cancellation.
         self.close(Close(unresponsive=True, was_abandoned=True))
 
     def end_lost(self, reason: str) -> None:
-        """Ends the execution, because this worker ends. The front begins it again elsewhere if it can."""
+        """Ends the execution, because this worker ends. The front restarts the execution on another machine
+        if possible.
+        """
         if not self._is_closed:
             end = End(interrupted=reason)
             self._link.send(FrameType.END, self.number, messages.encode(end))

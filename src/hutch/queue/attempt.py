@@ -1,4 +1,4 @@
-"""One attempt to execute a queued run, on a server that holds it."""
+"""One attempt to execute a queued run, on the server that holds the run."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ _LOST = "The call was not made, because another server has the run, or it was ca
 
 
 class LeaseLost(HutchError):
-    """Another server has the run, or it was cancelled before it had begun."""
+    """Another server has the run, or the run was cancelled before it began."""
 
     code = "lease_lost"
 
 
 class Attempt:
-    """A run that this server executes. Prepares its handle; see `hutch.kernel.run_preparation`."""
+    """One attempt of this server to execute a run. Prepares the handle of the run; see
+    `hutch.kernel.run_preparation`.
+    """
 
     def __init__(
         self,
@@ -38,7 +40,7 @@ class Attempt:
     ) -> None:
         self.row = taken.row
         self.problem = taken.problem
-        """Reason why the run cannot be executed."""
+        """Reason why the run cannot be executed, or None."""
         self.request = taken.request
         self.caller = QueueCaller(
             self.row.owner,
@@ -46,16 +48,16 @@ class Attempt:
             None if self.row.scopes is None else tuple(msgspec.json.decode(self.row.scopes)),
         )
         self.is_draining = is_draining
-        """Returns True if the server stops."""
+        """Returns True if the server is stopping."""
         self.handle: RunHandle | None = None
-        """Handle of the run, when the protocol has created it."""
+        """Handle of the run. None until the protocol has created it."""
         self.is_cancelled = False
         self.is_lost = False
         """True if another server has the run."""
         self.on_park: Callable[[], None] = lambda: None
-        """Gives back the place of the run."""
+        """Called by `park`. Gives back the place of the run."""
         self.on_cancel: Callable[[], Awaitable[None]] | None = None
-        """Cancels the run, if that takes more than stopping its handle."""
+        """Called by `cancel`, if stopping the handle is not enough to cancel the run."""
         self._table = table
         self._has_hidden_effects = has_hidden_effects
         self._waited_seconds = max(0, taken.now - self.row.created_at) / 1000
@@ -101,7 +103,9 @@ class Attempt:
             raise ToolError(_LOST)
 
     async def _mark_effects(self) -> bool:
-        """Records, once, that the run may have effects from now on. Returns False if the lease is lost."""
+        """Records that the run may have effects from now on, unless this was recorded before. Returns False
+        if the lease is lost.
+        """
         async with self._marking:
             if not self._has_marked:
                 self._has_marked = await self._table.mark_effects(self.run_id, self.row.generation)
@@ -118,13 +122,13 @@ class Attempt:
             await self.on_cancel()
 
     def park(self) -> None:
-        """Gives back the place of the run, because it only waits from now on: for an approval, or for another
-        component that has its own limits.
+        """Gives back the place of the run, because from now on the run only waits for an approval, or for
+        another component with its own limits.
         """
         self.on_park()
 
     async def wait_until_over(self, is_over: Callable[[], Awaitable[bool]], interval: float = 0.25) -> None:
-        """Waits for something that another component does. Raises RunReleased if the server stops first."""
+        """Waits until `is_over` returns True. Raises RunReleased if the server stops or loses the run."""
         while not await is_over():
             if self.is_draining() or self.is_lost:
                 raise RunReleased

@@ -10,7 +10,7 @@ JITTER = 0.2
 
 
 def retry_delay_ms(attempts: int) -> int:
-    """Returns the delay after the given number of failed attempts: it doubles with each one."""
+    """Returns the delay after the given number of failed attempts. The delay doubles with each attempt."""
     return with_jitter(min(FIRST_RETRY_MS * 2 ** min(attempts - 1, 20), MAX_RETRY_MS))
 
 

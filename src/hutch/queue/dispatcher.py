@@ -29,17 +29,19 @@ logger = logging.getLogger("hutch.queue")
 
 CHANNEL = "hutch_queue"
 RENEW_SECONDS = 2.0
-"""Maximum interval at which leases are renewed, and cancellations noticed."""
+"""Maximum interval at which leases are renewed and cancellations are noticed."""
 MAX_LOST = 3
-"""Maximum number of servers that a run may lose, so that a run that kills its server does not go on for ever.
+"""A run is not queued again after this many of its servers have died, because the run itself may kill them.
 """
 MAX_PARKED = 1_000
-"""Maximum number of runs that only wait, for example for approvals. Beyond this, no others are taken."""
+"""Maximum number of runs that only wait, for example for approvals. If there are more, no further runs are
+taken.
+"""
 MIN_BUSY_DELAY_MS = 100
 RECONNECT_SECONDS = 2.0
 
 CheckCaller = Callable[[QueueCaller], Awaitable[None]]
-"""Raises HutchError if the caller may not run anything any more."""
+"""Raises HutchError if the caller may no longer run anything."""
 
 
 class Dispatcher:
@@ -92,7 +94,7 @@ class Dispatcher:
         ]
 
     def wake(self) -> None:
-        """Looks for queued runs soon."""
+        """Makes the dispatcher look for queued runs now instead of at the next poll."""
         self._wake.set()
 
     async def drain(self, seconds: float) -> None:
@@ -111,7 +113,9 @@ class Dispatcher:
     # --- taking runs ---
 
     async def _take_due(self) -> float:
-        """Takes runs that are due, and ends or recovers others. Returns the seconds until the next check."""
+        """Takes due runs, ends runs that are past their deadline, and recovers runs of dead servers. Returns
+        the seconds until the next check.
+        """
         pulse = await self._table.pulse()
         if pulse.has_late:
             for row in await self._table.past_deadline():
@@ -277,8 +281,8 @@ class Dispatcher:
             except HutchError as error:
                 logger.warning("the leases of asynchronous runs cannot be renewed: %s", error)
                 if time.monotonic() - self._renewed_at > self._lease_ms / 1000:
-                    # Other servers may have taken over these runs. They make no further calls of tools until
-                    # the database says whose they are.
+                    # Other servers may have taken over these runs. So the runs make no further tool calls
+                    # until the database says which server holds them.
                     for attempt in self.attempts.values():
                         attempt.is_lost = True
             except Exception:
@@ -301,7 +305,9 @@ class Dispatcher:
                 await attempt.cancel()
 
     async def _is_lost(self, attempt: Attempt) -> bool:
-        """Returns False if the run has just ended here."""
+        """Returns True if another server has the run. Returns False if the run has only just ended on this
+        server.
+        """
         row = await self._table.get(attempt.run_id)
         is_lost = row is None or row.generation != attempt.row.generation
         return is_lost and attempt.run_id in self._tasks

@@ -35,7 +35,8 @@ MAX_WRITE_PAUSE_SECONDS = 5.0
 _ENGINES = {"tool": "npm", "script": "script"}
 
 ReportEnd = Callable[["QueuedRunRow", EndOfRun], Awaitable["SqlStatement | None"]]
-"""Returns the statement that adds the webhook message about the end of a run; None if it has no webhook."""
+"""Returns the statement that adds the webhook message about the end of a run; None if the run has no webhook.
+"""
 
 
 class Endings:
@@ -72,7 +73,7 @@ class Endings:
     async def put_back(
         self, row: QueuedRunRow, delay_ms: int, *, counts: bool, keeps_effects: bool = False
     ) -> None:
-        """Queues a run again. The record of its next attempt replaces the one of this attempt."""
+        """Queues a run again. The record of the next attempt will replace the record of this attempt."""
         await self._write(self._store.write_behind.flush)
         await self._write(lambda: self._store.runs.mark_retrying(row.run_id))
         is_held = await self._write(
@@ -133,8 +134,8 @@ class Endings:
         self._kernel.record_unstarted(execution, run, ExecutionError(outcome, message))
 
     async def _write(self, write: Callable[[], Awaitable[T]]) -> T | None:
-        """Writes to the store. Tries again while the database is unavailable, until the server stops: the
-        lease may expire meanwhile, and then the write has no effect.
+        """Writes to the store. Retries while the database is unavailable, until the server stops. If the
+        lease expires meanwhile, the write has no effect.
         """
         pause = 0.2
         while True:

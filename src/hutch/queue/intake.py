@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 MAX_BATCH = 500
 MAX_WRITERS = 2
-"""Maximum number of concurrent commits. While one waits for the disk, the next one is prepared."""
+"""Maximum number of concurrent commits. With two, a commit is prepared while another waits for the disk."""
 SOON_MS = 1_000
-"""A run that is due later is found by polling."""
+"""The dispatcher is woken up only for runs that are due within this time. It finds later runs by polling."""
 MAX_COUNTED = 10_000
 COUNT_SECONDS = 1.0
 """Time for which the number of an owner's waiting runs is cached."""
@@ -51,7 +51,7 @@ class Intake:
         options: RunOptions,
         source: str | None = None,
     ) -> Accepted:
-        """Adds a run. It is committed when this returns. Raises KeyInUse, Busy and StoreError."""
+        """Adds a run. The run is committed when this method returns. Raises KeyInUse, Busy and StoreError."""
         await self._check_count(store, caller.owner)
         pending = _Pending(await store.queued_runs.encrypt(new_run(request, caller, options, source)))
         self._pending.append(pending)
@@ -59,7 +59,7 @@ class Intake:
             task = asyncio.get_running_loop().create_task(self._write(store))
             self._writing.add(task)
             task.add_done_callback(self._writing.discard)
-        # If the caller is cancelled, the others of its batch are not.
+        # Shield the batch, because the other runs in it must be written even if this caller is cancelled.
         return await asyncio.shield(pending.done)
 
     async def _check_count(self, store: Store, owner: str) -> None:
@@ -68,7 +68,7 @@ class Intake:
         if now - counted_at > COUNT_SECONDS:
             if len(self._counts) > MAX_COUNTED:
                 self._counts.clear()
-            # Other requests of this moment use the last count.
+            # Store the old count with the new time, so that other requests do not count as well meanwhile.
             self._counts[owner] = now, count
             count = await store.queued_runs.count_open(owner, self._max_queued)
             counted_at = now
@@ -81,7 +81,7 @@ class Intake:
             )
 
     async def _write(self, store: Store) -> None:
-        # One turn of the event loop, so that requests that have arrived together are in one batch.
+        # Wait one iteration of the event loop, so that requests that have arrived together form one batch.
         await asyncio.sleep(0)
         while self._pending:
             batch, self._pending = self._pending[:MAX_BATCH], self._pending[MAX_BATCH:]
@@ -91,7 +91,8 @@ class Intake:
                 for pending in batch:
                     if not pending.done.done():
                         pending.done.set_exception(error)
-                        # The request may have been cancelled, so that nothing awaits this future.
+                        # Read the exception, because asyncio logs an error for an unread one if the request
+                        # was cancelled.
                         pending.done.exception()
             else:
                 if any(pending.values["delay_ms"] < SOON_MS for pending in batch):
@@ -103,7 +104,7 @@ class Intake:
         except (UnstorableValue, InvalidText):
             if len(batch) == 1:
                 raise
-            # One of them cannot be stored, so that each one gets its own transaction.
+            # One of the runs cannot be stored, so write each run in its own transaction.
             for pending in batch:
                 try:
                     await self._write_batch(store, [pending])

@@ -26,13 +26,13 @@ class KeyInUse(HutchError):
 
 
 class RunReleased(HutchError):
-    """The server stops. Another one continues the run."""
+    """The server stops, and another server continues the run."""
 
     code = "released"
 
 
 class QueueCaller(NamedTuple):
-    """Owner, key and scopes of the request, which are checked again when the run starts."""
+    """Owner, key and scopes of a request. They are checked again when the run starts."""
 
     owner: str
     key_id: str | None = None
@@ -49,7 +49,7 @@ class Webhook(msgspec.Struct, frozen=True, omit_defaults=True):
 
     url: str
     secret: str | None = None
-    """Secret of its signature; None for the secret of the owner."""
+    """Secret with which the message is signed; None for the secret of the owner."""
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,10 +57,9 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Runs of the same owner with a higher priority start first."""
     delay_ms: int = 0
     deadline_ms: int | None = None
-    """Time after which the run is not started any more, and stopped if it runs."""
+    """Time after which a waiting run is not started any more, and a running one is stopped."""
     attempts: int | None = None
-    """How often the run may be started until it succeeds; None for once, and again only if it cannot have had
-    effects.
+    """Maximum number of attempts. None for one attempt, which is repeated only if it cannot have had effects.
     """
     idempotency_key: str | None = None
     webhook: Webhook | None = None
@@ -89,7 +88,7 @@ class HandlerResult(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str
     """`ok` or the error code."""
     body: bytes
-    """JSON text of what a synchronous request would have got."""
+    """JSON text of the response that a synchronous request would have received."""
 
 
 class RunHandler(Protocol):
@@ -99,14 +98,14 @@ class RunHandler(Protocol):
     protocol: str
     """Protocol of the record, and the scope that a user's key needs."""
     is_repeatable: bool
-    """True if a run that is started again continues, and repeats nothing."""
+    """True if a restarted run continues where it stopped and repeats nothing."""
     has_hidden_effects: bool
-    """True if the guest may have effects other than by calls of tools."""
+    """True if the guest may have effects other than through tool calls."""
 
     async def parse(self, body: dict[str, Any], caller: QueueCaller) -> RunRequest:
         """Checks a request before it is accepted. Raises ApiError or HutchError."""
 
     async def run(self, attempt: Attempt) -> HandlerResult:
-        """Executes a run. Raises HutchError if it could not start, and RunReleased if another server has to
-        continue it.
+        """Executes a run. Raises HutchError if the run could not start, and RunReleased if another server has
+        to continue it.
         """

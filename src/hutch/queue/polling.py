@@ -16,8 +16,8 @@ POLL_SECONDS = 1.0
 
 
 async def poll(check: Callable[[], Awaitable[float]], wake: asyncio.Event, problem: str) -> None:
-    """Calls `check` until cancelled: when `wake` is set, and after the seconds that `check` has returned.
-    `problem` is logged if it fails.
+    """Calls `check` repeatedly until cancelled: when `wake` is set, and after the number of seconds that the
+    last call returned. Logs `problem` if a call fails.
     """
     while True:
         wake.clear()

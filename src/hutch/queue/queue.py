@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("hutch.queue")
 
 BURST_SECONDS = 0.05
-"""Minimum time between two messages to other servers. Each one takes a lock of the whole database."""
+"""Minimum time between two notifications of other servers. Each notification locks the whole database."""
 
 
 class RunQueue:
@@ -63,7 +63,7 @@ class RunQueue:
     async def submit(
         self, request: RunRequest, caller: QueueCaller, options: RunOptions, source: str | None = None
     ) -> Accepted:
-        """Adds a run. It is committed when this returns. Raises KeyInUse, Busy and StoreError."""
+        """Adds a run. The run is committed when this method returns. Raises KeyInUse, Busy and StoreError."""
         return await self._intake.add(await self.store(), request, caller, options, source)
 
     async def find(self, run_id: str) -> QueuedRunRow | None:
@@ -73,7 +73,9 @@ class RunQueue:
         return await (await self.store()).queued_runs.result(run_id)
 
     async def cancel(self, row: QueuedRunRow) -> str | None:
-        """Cancels a run, wherever it is. Returns `cancelled` or `cancelling`; None if it has ended."""
+        """Cancels a run, on whichever server it is. Returns `cancelled` or `cancelling`; None if the run has
+        ended.
+        """
         endings = await self._endings()
         if row.is_waiting and await endings.end_waiting(row, "cancelled", "The run was cancelled"):
             return "cancelled"
@@ -84,7 +86,7 @@ class RunQueue:
         return "cancelling" if is_running else None
 
     async def retry(self, run_id: str) -> bool:
-        """Queues a dead letter again. Returns False if the run is not one."""
+        """Queues a dead letter again. Returns False if the run is not a dead letter."""
         store = await self.store()
         if not await store.queued_runs.revive(run_id):
             return False

@@ -1,4 +1,4 @@
-"""Requests for asynchronous runs, the same for all protocols: options, callers and responses."""
+"""Parts of asynchronous requests that all protocols share: options, callers and responses."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def parse_options(
     targets: TargetPolicy,
     names: Mapping[str, str] | None = None,
 ) -> RunOptions:
-    """Reads the options of an asynchronous run. `names` has the protocol's names of the fields. Raises
-    ApiError with all problems.
+    """Reads the options of an asynchronous run. `names` maps the options to their field names in the
+    protocol. Raises ApiError with all problems.
     """
     problems = ProblemList(_invalid)
     shown = {name: (names or {}).get(name, name) for name in OPTION_NAMES}

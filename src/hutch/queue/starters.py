@@ -99,7 +99,7 @@ class Starters:
         return row
 
     async def pause_schedule(self, row: Schedule, *, is_paused: bool) -> None:
-        """Pauses or continues a schedule. Ticks while it is paused are not missed ticks."""
+        """Pauses or continues a schedule. Ticks during a pause do not count as missed."""
         store = await self._queue.store()
         next_at = next_tick(row.cron, row.timezone, await store.queued_runs.now())
         await store.schedules.pause(row.id, is_paused=is_paused, next_at=next_at)
@@ -116,7 +116,9 @@ class Starters:
         signature: SignatureScheme = "none",
         options: TriggerOptions | None = None,
     ) -> NewTrigger:
-        """Adds a trigger with a new URL. Without a secret, one is created if it needs one."""
+        """Adds a trigger with a new URL. Creates a secret if the signature scheme needs one and the caller
+        gave none.
+        """
         options = options or TriggerOptions()
         check_name(name)
         check_mapping(options.mapping)

@@ -47,8 +47,8 @@ def check_name(name: object) -> str:
 
 
 def caller_of(row: StarterRow) -> QueueCaller:
-    """Returns the caller of a run that a schedule or a trigger starts. It has the scopes of the key that
-    added it, but does not end with that key.
+    """Returns the caller of a run that a schedule or a trigger starts. The caller has the scopes of the key
+    that added the schedule or trigger, and stays valid when that key is revoked.
     """
     scopes = None if row.scopes is None else tuple(msgspec.json.decode(row.scopes))
     return QueueCaller(row.owner, None, scopes)

@@ -47,7 +47,8 @@ from hutch.session.tools.provider import Provider
 from hutch.session.turn import Turn, TurnState, turn_json
 from hutch.telemetry.trace_context import TraceContext
 
-# Longer than any approval may take. At its end, the runner's deadline becomes exact again.
+# Extension of the runner's deadline during a pause. It is longer than any approval. When the pause ends, the
+# runner gets the exact deadline.
 _MAX_PAUSE_MS = 24 * 3600 * 1000
 TIMER_TOLERANCE_SECONDS = 0.01
 MAX_RUN_ID_CHARS = 128
@@ -68,13 +69,14 @@ class Session:
     was_refused = False
     """True if the runner's machine had no place for the execution, so that nothing has happened."""
     may_restart = False
-    """True if the session was lost with its machine, and starting the guest again does no harm."""
+    """True if the session was lost with its machine and the guest had no effects, so that it can start again.
+    """
     can_repeat = False
     """True if the session was lost with its machine while none of its tools ran, so that a suspended
     execution can be continued again from the same state.
     """
     relay: None = None
-    """A session of another machine gets its lines here; see `RelayedSession`."""
+    """Always None. A `RelayedSession` has a method of this name."""
     saved: SavedSession | None = None
     """State of the execution if it was suspended."""
     log_lines = _log_chars = 0
@@ -85,7 +87,9 @@ class Session:
     _pauses, _paused_seconds, _paused_since = 0, 0.0, 0.0
     _cancelling = _deferred = False
     _has_ended = False
-    """True if the session has a result, or is decoding a large one. After that, nothing else can end it."""
+    """True if the session has a result, or is decoding a large one. Nothing else can end the session after
+    that.
+    """
     _decoding: asyncio.Task[None] | None = None
     _timeout = TIMED_OUT
     _calls: ToolCalls | None = None
@@ -97,7 +101,7 @@ class Session:
     _memory_line = b""
     _memory: MemoryCollector | None = None
     charge: Charge | None = None
-    """Counts the memory of the state that the runner sends."""
+    """Counts the bytes of the memory that the runner sends when the execution is suspended."""
     _is_host_full = False
     """True if the state would have exceeded the memory limit of the host."""
     _turn_state: TurnState | None = None
@@ -240,14 +244,15 @@ class Session:
         return self._turn_state if self.result is not None and self.result.ok else None
 
     async def send_memory(self) -> None:
-        """Sends the memory of the execution to continue, or of the previous turn, if there is one. Other
-        tasks run between its parts. Must be called before `begin`.
+        """Sends the memory of the suspended execution or of the previous turn, if there is one. Other tasks
+        run between the parts of the memory. Must be called before `begin`.
         """
         state = self._resumed if self._turn is None else self._turn.state
         if state is None:
             return
         if state.memory_bytes <= MEMORY_PART_BYTES:
-            # `begin` sends it together with `execute` in one write, so that the runner wakes up only once.
+            # `begin` sends a small memory together with `execute` in one write, so that the runner wakes up
+            # only once.
             self._memory_line = b"".join(memory_lines(self.id, state.memory))
             return
         for line in memory_lines(self.id, state.memory):
@@ -260,8 +265,8 @@ class Session:
         """Sends `execute`, unless the session was lost or cancelled before."""
         if self.result is not None or self._cancelling:
             return
-        # The deadlines of tools use the clock of the event loop. Its resolution may be only one millisecond,
-        # so durations use `monotonic`.
+        # Two clocks: the deadlines of tools use the event loop's clock. Its resolution may be only one
+        # millisecond, so durations use `monotonic`.
         now, self._sent_at = self._loop.time(), monotonic()
         self._tool_deadline = now + self.limits.timeout_ms / 1000 - self._elapsed_before
         # One timer serves the deadline for the start and the deadline for the end, because most executions
@@ -287,8 +292,8 @@ class Session:
         self._peer.send(line)
 
     async def send_replies(self) -> None:
-        """Sends what the guest has not got since it was suspended, and goes on with its other calls. Other
-        tasks run between long replies. Must be called after `begin`.
+        """Sends the replies that arrived while the guest was suspended, and repeats its interrupted calls.
+        Other tasks run between long replies. Must be called after `begin`.
         """
         resumed = self._resumed
         if resumed is None or self._is_over():
@@ -312,16 +317,16 @@ class Session:
                 if call.call_id in calls.pending:
                     calls.repeat(call)
         if calls.pending and not calls.is_running:
-            # The guest may only be waiting for the other calls. In that case, nothing else would suspend it
-            # again.
+            # Suspend the guest again if it only waits for the remaining calls, because no other event would
+            # do so.
             self._suspend()
 
     def _is_over(self) -> bool:
-        """Returns True if the session has ended, or is about to."""
+        """Returns True if the session has ended or is being cancelled."""
         return self._has_ended or self._cancelling
 
     async def _pause(self, size: int) -> None:
-        """Lets other tasks run after a long line was sent, until most of it has left the buffer."""
+        """Lets other tasks run after a long line was sent, until the send buffer has space again."""
         if size < MEMORY_PART_BYTES:
             return
         await asyncio.sleep(0)
@@ -331,7 +336,7 @@ class Session:
                 async with asyncio.timeout(seconds):
                     await self._peer.writable()
             except TimeoutError:
-                # The process may be stopped, or another execution may block it.
+                # The runner's process may be stopped, or blocked by another execution.
                 self.unresponsive = True
                 self.mark_lost(f"it did not read for {seconds:g} s")
 
@@ -403,8 +408,8 @@ class Session:
     # --- suspension ---
 
     def suspend(self, on_refused: Callable[[str], None] | None = None) -> None:
-        """Suspends the execution when it next waits for tools or timers. `on_refused` is called with the
-        reason if it cannot be suspended.
+        """Suspends the execution when it next waits for tools or timers. If that is not possible,
+        `on_refused` is called with the reason.
         """
         if on_refused is not None:
             self._on_suspend_refused = on_refused
@@ -434,7 +439,7 @@ class Session:
             if not memory.add(message.data):
                 self.mark_lost("it sent too much memory")
             elif self._is_host_full or (self.charge is not None and not self.charge.add(len(message.data))):
-                # The runner still sends the rest, so the session ends only after that.
+                # Do not end the session yet, because the runner still sends the rest of the memory.
                 self._is_host_full = True
                 memory.clear()
                 if self.charge is not None:
@@ -488,7 +493,8 @@ class Session:
         timer_at = saved.saved_at + min((left for _, left, _ in saved.state.timers), default=1e12) / 1000
         try:
             while calls.is_running and not self._cancelling and self._remaining_seconds() > 0:
-                # The time limit may be paused meanwhile, so the remaining time is computed again.
+                # Compute the remaining time in each round, because the time limit may have been paused
+                # meanwhile.
                 seconds = self._remaining_seconds()
                 if not must_wait_for_all():
                     if calls.held_lines or time() >= timer_at:
@@ -502,7 +508,7 @@ class Session:
             error = self._timeout if self._cancelling else self._timeout_error()
             self.end_suspended(error)
             return False
-        # The memory may have been freed meanwhile, because it was stored.
+        # Use `self.saved`: its memory may have been stored and freed meanwhile.
         self.saved = msgspec.structs.replace(
             self.saved or saved,
             pending=list(calls.pending.values()),
@@ -514,14 +520,14 @@ class Session:
         return bool(calls.held_lines) or calls.is_running or self._is_moving
 
     def end_suspended(self, error: WireError) -> None:
-        """Ends the session with an error, although the execution was suspended."""
+        """Ends a suspended execution with an error."""
         assert self.result is not None
         logs, truncated = self.result.logs, self.result.logs_truncated
         self.saved = None
         self._settle(error, logs=logs, truncated=truncated)
 
     def forget_memory(self) -> None:
-        """Frees the memory of a suspended execution, which was stored."""
+        """Frees the memory of a suspended execution after it was stored."""
         assert self.saved is not None
         self.saved = msgspec.structs.replace(self.saved, memory=[], manifests=[], files=None)
         if self.charge is not None:
@@ -540,7 +546,7 @@ class Session:
         if self._calls is not None:
             self._calls.cancel()
         if self.saved is not None:
-            # The guest does not run. `wait_for_replies` ends the session.
+            # The guest is suspended, so there is no runner to ask. `wait_for_replies` ends the session.
             return
         self._peer.send(encode(Cancel(self.id)))
         if self._timer is not None:
@@ -634,7 +640,7 @@ class Session:
         logs, clipped = clip_logs(done.logs, self.limits) if done.logs else ([], False)
         truncated = clipped or done.logs_truncated is True
         duration_ms = min(max(0.0, done.duration_ms), self._elapsed_ms())
-        # The text becomes part of other lines, so it must not contain line breaks. Valid JSON has them only
+        # The text becomes part of other lines, so replace its line breaks. Valid JSON has line breaks only
         # between values.
         json = json.replace(b"\n", b" ").replace(b"\r", b" ") if json else None
         self._settle(error, value=value, json=json, logs=logs, truncated=truncated, duration_ms=duration_ms)
@@ -710,8 +716,8 @@ class Session:
         return self._peer.max_silence_seconds > 0 and self._peer.lines_received == self._lines_before
 
     def pause_timeout(self) -> None:
-        """Pauses the time limit until `resume_timeout`, for example during an approval. Only for runners of
-        Hutch, which enforce the limit, too.
+        """Pauses the time limit until `resume_timeout`, for example during an approval. Only for Hutch's own
+        runners, which enforce the limit as well and understand the pause.
         """
         if self._pauses == 0:
             self._paused_since = monotonic()
@@ -731,8 +737,8 @@ class Session:
     def _check_deadline(self) -> None:
         remaining = self._deadline() - monotonic()
         if remaining > 0:
-            # If the execution starts before the timer fires, its deadline may become earlier. So the timer
-            # waits no longer than the time limit and then checks again.
+            # The deadline may become earlier when the execution starts. So, before the start, the timer waits
+            # no longer than the time limit and then checks again.
             maximum = (
                 remaining if self.started else min(remaining, max(self._max_seconds, TIMER_TOLERANCE_SECONDS))
             )
@@ -749,8 +755,8 @@ class Session:
             self.cancel()
 
     def _timeout_error(self, reported: WireError | None = None) -> WireError:
-        """Returns the error of an execution that reached its time limit. It says where the guest was: in the
-        line that the runner reported, or in tool calls.
+        """Returns the error of an execution that reached its time limit. The message names the line that the
+        runner reported, or the open tool calls.
         """
         line = None if reported is None else reported.line
         tools = self._calls.open_tools() if line is None and self._calls is not None else []

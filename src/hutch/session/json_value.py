@@ -28,7 +28,8 @@ from hutch.strict_json import MAX_VALUES, find_excess, finite_float, is_too_deep
 
 MAX_DEPTH = 128
 SHORT_TEXT_BYTES = 1024 * 1024
-# Python's own parser, which accepts lone surrogates, takes 12 ms for a MiB.
+# Maximum size of a text with lone surrogates, which only Python's own parser accepts. It takes 12 ms for a
+# MiB.
 MAX_SURROGATE_BYTES = 4 * 1024 * 1024
 
 
@@ -84,7 +85,7 @@ def decode_value(raw: bytes | memoryview, max_values: int = MAX_VALUES) -> Any:
     Raises NotJsonSafe if the text is malformed, nested too deeply or too large, or if a number is not finite.
     """
     line = raw if isinstance(raw, bytes) else bytes(raw)
-    # A shorter text cannot exceed a limit, because each level and each value takes at least one byte.
+    # A shorter text needs no check, because each level and each value takes at least one byte.
     if len(line) > MAX_DEPTH:
         check_bounds(line, max_values)
     return decode_bounded(line)
@@ -106,7 +107,8 @@ def decode_bounded(line: bytes) -> Any:
             message = f"$ has lone surrogates and more than {limits}, or is malformed JSON"
             raise NotJsonSafe(message) from None
     try:
-        # Lone surrogates are the only valid JSON that msgspec refuses. So it checks the text without them.
+        # msgspec refuses no valid JSON except lone surrogates. So the text is valid if msgspec accepts it
+        # without them.
         decoder.decode(mask_surrogates(line))
         return json.loads(line.decode())
     except (ValueError, RecursionError) as error:
@@ -152,7 +154,7 @@ def mask_surrogates(text: bytes) -> bytes:
 
 
 def has_line_breaks(raw: bytes) -> bool:
-    """Returns True if a JSON text contains line breaks, and so cannot be part of a line."""
+    """Returns True if a JSON text contains line breaks, so that it cannot be part of a message line."""
     return b"\n" in raw or b"\r" in raw
 
 

@@ -37,6 +37,6 @@ def python_hint(code: str, problem: str = "") -> str | None:
 
 
 def without_fence(code: str) -> str:
-    """Returns the content of code in one Markdown fence, with its line numbers, and other code unchanged."""
+    """Removes the Markdown fence around code, without changing line numbers. Returns other code unchanged."""
     fenced = _FENCED.match(code) if code.lstrip().startswith("```") else None
     return code if fenced is None else "\n" * code.count("\n", 0, fenced.start(1)) + fenced[1]

@@ -32,16 +32,20 @@ LARGE_TEXT_BYTES = 64 * 1024
 """Longer texts are decoded in pieces."""
 _PIECE_BYTES = 32 * 1024
 _STRING_BYTES = 32 * 1024
-"""Longer strings are decoded in parts of this size. At least 16, because a part does not split escapes."""
+"""Longer strings are decoded in parts of this size. The size must be at least 16, because a part does not
+split escapes.
+"""
 _MAX_PIECE_BYTES = 4 * 1024 * 1024
-"""Maximum length of a piece without a comma. Valid texts stay below it: the longest such piece consists of
-nested objects whose only keys have up to _STRING_BYTES each.
+"""Maximum length of a piece without a comma. Pieces of valid texts are shorter: the longest one consists of
+nested objects with one key each, of up to _STRING_BYTES.
 """
 _MAX_SECONDS = 0.005
 _MAX_SEARCHED = 10_000
-"""Maximum number of values whose characters are counted before a value is encoded."""
+"""Maximum number of values that `_has_many_chars` examines."""
 _MAX_ENCODED_CHARS = 128 * 1024
-"""Values with more characters in their strings are encoded in pieces. A MiB of quotes takes 5 to 11 ms."""
+"""A value whose strings have more characters in total is encoded in pieces. Encoding a MiB of quotes takes 5
+to 11 ms.
+"""
 _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _SPACE = b" \t\r\n"
 
@@ -87,8 +91,8 @@ async def encode_large_value(value: Any) -> bytes:
 
 
 async def encode_large_result(value: Any) -> bytes:
-    """Like `encode_value`, but other tasks run while it encodes many characters. `value` is what a tool has
-    returned, so it need not be JSON-safe. Raises NotJsonSafe.
+    """Like `encode_value`, but other tasks run while it encodes many characters. Raises NotJsonSafe if
+    `value`, which a tool has returned, is not JSON-safe.
     """
     if type(value) not in (str, list, dict) or not _has_many_chars(value):
         return encode_value(value)
@@ -102,13 +106,13 @@ async def encode_large_result(value: Any) -> bytes:
                 raise NotJsonSafe
             await time_slices.pause()
     except (NotJsonSafe, RecursionError):
-        # Raises an error with the path of the invalid part.
+        # Encode again with `encode_value`, which raises an error with the path of the invalid part.
         return encode_value(value)
     return b"".join(parts)
 
 
 def has_more_values(value: Any, max_values: int) -> bool:
-    """Returns True if a decoded value consists of more than `max_values` values after the first."""
+    """Returns True if a decoded value contains more than `max_values` values, not counting itself."""
     rest, count = [value], 0
     while rest and count <= max_values:
         value = rest.pop()
@@ -119,7 +123,9 @@ def has_more_values(value: Any, max_values: int) -> bool:
 
 
 def _has_many_chars(value: Any) -> bool:
-    """Returns True if the strings among the first _MAX_SEARCHED values are long together."""
+    """Returns True if the strings among the first _MAX_SEARCHED values have more than _MAX_ENCODED_CHARS
+    characters in total.
+    """
     rest, left, chars = [value], _MAX_SEARCHED, 0
     while rest and left > 0 and chars <= _MAX_ENCODED_CHARS:
         value = rest.pop()
@@ -135,7 +141,7 @@ def _has_many_chars(value: Any) -> bool:
 
 
 def _encode_pieces(value: Any, encode: Callable[[Any], bytes] = encode_decoded_value) -> Iterator[bytes]:
-    """Encodes strings, lists and objects with names in pieces, and everything else with `encode`."""
+    """Encodes strings, lists and dicts with string keys in pieces, and all other values with `encode`."""
     kind = type(value)
     if kind not in (str, list, dict) or not _has_many_chars(value):
         yield encode(value)
@@ -182,7 +188,7 @@ def _decode_pieces(text: bytes, max_values: int) -> Generator[None, None, Any]:
     start = offset = values = is_inside = opened = 0
     for part in slices(text, _PIECE_BYTES):
         masked = part.replace(b"\\\\", b"__").replace(b'\\"', b"__") if b"\\" in part else part
-        # Now each quote starts or ends a string.
+        # Escaped quotes are masked, so each remaining quote starts or ends a string.
         pieces = masked.split(b'"')
         if is_inside and len(pieces) > 1 and (closed := offset + len(pieces[0])) - opened > _STRING_BYTES:
             string = yield from _decode_string(text, opened + 1, closed)
@@ -228,7 +234,7 @@ def _decode_string(text: bytes, start: int, end: int) -> Generator[None, None, s
 
 def _string_cut(text: bytes, start: int, cut: int) -> int:
     """Returns the last position up to `cut` that is neither inside a character nor inside an escape. `start`
-    is such a position.
+    must not be inside one either.
     """
     for _ in range(3):
         # Skip the continuation bytes of a UTF-8 character.
@@ -302,8 +308,9 @@ class _Tree:
     def __init__(self) -> None:
         self.root: Any = None
         self._open: list[Any] = []
-        """The arrays and objects that the next piece continues."""
-        # Key of the value that a piece continues. It is random, so that no text contains it.
+        """Arrays and objects that are not complete, outermost first. The next piece continues them."""
+        # Key under which a piece continues the value of the previous piece. Random, so that no text contains
+        # the key.
         self._key = os.urandom(16).hex()
 
     def add(self, text: bytes, start: int, end: int, piece: _Piece, *, is_last: bool = False) -> None:
@@ -315,7 +322,7 @@ class _Tree:
             strings[name] = string
             parts += (text[start:opened], f'"{name}"'.encode())
             start = closed
-        # A client may pad a body with any number of spaces.
+        # Strip spaces before checking the length, because a client may pad a body with any number of them.
         short = b"".join((*parts, text[start:end])).strip(_SPACE)
         if len(short) > _MAX_PIECE_BYTES:
             raise NotJsonSafe("$ has a number or spaces that are too long")

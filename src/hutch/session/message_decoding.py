@@ -38,13 +38,13 @@ from hutch.session.messages import (
 from hutch.strict_json import find_excess
 from hutch.text import printable
 
-# Longer messages are decoded field by field, so that the number of values in each field can be limited. A
-# message of this length takes at most a few milliseconds, however many values it has.
+# Longer messages are decoded field by field, so that the number of values in each field can be limited.
+# Decoding a message of this length takes at most a few milliseconds, however many values it has.
 MAX_SIMPLE_BYTES = 256 * 1024
 # Maximum number of values in a field other than the payload. Valid messages have fewer.
 MAX_FIELD_VALUES = 100_000
 MAX_PROVIDER_VALUES = 40_000
-# Maximum number of escapes in a field whose lone surrogates are replaced. Each escape takes half a
+# Lone surrogates are replaced only in fields with at most this many escapes. Each escape takes half a
 # microsecond.
 MAX_REPLACED_SURROGATES = 20_000
 # Maximum size of a field other than the payload. The largest such field is usually the logs in a message of a
@@ -52,8 +52,8 @@ MAX_REPLACED_SURROGATES = 20_000
 MAX_FIELD_BYTES = 4 * 1024 * 1024
 MAX_ERROR_BYTES = 256 * 1024
 MAX_ERROR_CHARS = 200
-# A longer payload is not read when its message is decoded: skipping 8 MiB of escapes takes 20 to 40 ms. In a
-# runner's message it must be the last field.
+# A longer payload is not read when its message is decoded, because even skipping 8 MiB of escapes takes 20 to
+# 40 ms. A runner must send such a payload as the last field.
 MAX_READ_PAYLOAD_BYTES = 1024 * 1024
 TOO_DEEP = "a message is nested too deeply"
 
@@ -62,7 +62,9 @@ _from_runner = msgspec.json.Decoder(RunnerMessage)
 
 
 class RefusedExecute(ProtocolError):
-    """An `execute` is too large to be decoded. Unlike for an invalid message, the sender gets an answer."""
+    """An `execute` is too large to be decoded. Its sender gets an answer, unlike the sender of an invalid
+    message.
+    """
 
     def __init__(self, id: str, message: str) -> None:
         super().__init__(message)
@@ -124,7 +126,7 @@ async def decode_long_from_host(line: bytes) -> HostMessage:
 
 
 def _complete(message: HostMessage) -> HostMessage:
-    """Returns the message. Raises ProtocolError if it is a `tool_result` without its result or error."""
+    """Returns the message. Raises ProtocolError for a `tool_result` that lacks its result or error."""
     if isinstance(message, ToolResult) and (message.result if message.ok else message.error) is UNSET:
         missing = "result" if message.ok else "error"
         raise ProtocolError(f"tool_result: `{missing}` is missing")
@@ -140,7 +142,9 @@ def _tool_payload(message: HostMessage) -> bytes | None:
 
 
 def _with_payload(message: HostMessage, payload: bytes | NotJsonSafe) -> HostMessage:
-    """Returns a `tool_result` or `tool_item` with this payload, or the error of its call."""
+    """Returns a `tool_result` or `tool_item` with this payload. If the payload is invalid, returns a failed
+    `tool_result`.
+    """
     assert isinstance(message, ToolResult | ToolItem)
     name = "item" if isinstance(message, ToolItem) else "result"
     if isinstance(payload, bytes):
@@ -180,8 +184,8 @@ def _decode_envelope(decoder: msgspec.json.Decoder[Any], line: bytes) -> Any:
     """Decodes a message that ends with a long payload, as runners send it, without reading the payload.
     Returns None if the message does not have this form.
     """
-    # In a string, the quotes of such a key would be escaped. The key of an inner object makes the rest of the
-    # message invalid.
+    # A match is really a key: inside a string, the quotes would be escaped. If it is the key of an inner
+    # object, decoding fails below, because the brackets do not match.
     key = _LAST_KEY.search(line, 0, MAX_FIELD_BYTES)
     end = len(line.rstrip())
     if key is None or line[end - 1 : end] != b"}" or _LAST_FIELD.search(line, end - _MAX_TAIL_BYTES, end):
@@ -208,7 +212,8 @@ def _long_error(size: int) -> WireError:
 # Start of an `execute` as all known clients send it.
 _EXECUTE_ID = re.compile(rb'\s*\{\s*"type"\s*:\s*"execute"\s*,\s*"id"\s*:\s*"([^"\\]{1,200})"')
 _LAST_KEY = re.compile(rb',\s*"(result|inputs?|item|error)"\s*:\s*')
-# A field after the payload. In an object of the payload, the value would be followed by two brackets.
+# Matches a field after the payload. It does not match a field inside the payload, which at least two brackets
+# follow.
 _LAST_FIELD = re.compile(rb',\s*"[^"\\]{1,40}"\s*:\s*(?:"[^"\\]*"|[^"\[\]{},]+|\[[^\[\]{}]*\])\s*\}\Z')
 _MAX_TAIL_BYTES = 100
 
@@ -268,12 +273,13 @@ def _decode_fields(decoder: msgspec.json.Decoder[Any], line: bytes) -> Any:
     try:
         fields = _raw_fields.decode(line)
     except msgspec.DecodeError:
-        # Searching for surrogates takes 20 ms in a message of 14 MB, so it is done only now.
+        # Search for surrogates only now that msgspec has failed, because the search takes 20 ms in a message
+        # of 14 MB.
         if not _may_have_surrogates(line):
             raise
         buffer = bytearray(mask_surrogates(line))
         fields = _masked_fields.decode(buffer)
-        # The fields are views of the buffer. Restoring the original text in the buffer restores it in the
+        # The fields are views of the buffer, so restoring the text of the buffer restores the text of the
         # fields.
         buffer[:] = line
     kind = b"" if fields.type is UNSET else bytes(fields.type)

@@ -15,8 +15,8 @@ MEMORY_PART_BYTES = 128 * 1024
 
 
 class SessionRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Makes an `execute` a turn of a stateful session, or another action on one. An extension of Hutch, for
-    connections that have negotiated it.
+    """Makes an `execute` a turn of a stateful session, or another action on a session. An extension of Hutch,
+    only for connections that have negotiated it.
     """
 
     id: str = ""
@@ -51,7 +51,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     traceparent: str | UnsetType = UNSET
     """W3C trace context of the caller."""
     session: Any | UnsetType = UNSET
-    """A `SessionRequest` if the peer has negotiated sessions. Otherwise ignored, whatever its type."""
+    """A `SessionRequest` if the peer has negotiated sessions. Otherwise the field may have any type and is
+    ignored.
+    """
 
 
 class WireError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -71,8 +73,9 @@ class WireError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def of(cls, error: ExecutionError) -> WireError:
-        """Returns the error in the form that is sent, with one of the codes of Execbox."""
-        # A host that knows only the protocol's own fields has no other position of a syntax error.
+        """Converts an error for sending: replaces codes that only Hutch has by Execbox codes."""
+        # Append the position to the message of a syntax error, because other hosts do not know the fields
+        # with the position.
         position = _position(error) if error.name == "SyntaxError" and "\n" not in error.message else ""
         return cls(
             code=wire_code(error.code),
@@ -92,7 +95,7 @@ class WireError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def _position(error: WireError | ExecutionError) -> str:
-    """Returns the position at the end of the message of a syntax error that is sent."""
+    """Returns the position to append to the message of a syntax error."""
     return "" if error.line is None else f" ({error.line}:{error.column})"
 
 
@@ -101,11 +104,11 @@ class ManifestTool(msgspec.Struct, frozen=True, kw_only=True, rename="camel", om
     original_name: str
     description: str | UnsetType = UNSET
     streams: bool | UnsetType = UNSET
-    """True if the result is a list whose items can be sent one by one. An extension of Hutch."""
+    """True if the tool can send the items of its result, a list, one by one. An extension of Hutch."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Description of a provider for the runner. It has only names and texts."""
+    """Description of a provider for the runner. It contains only names and texts."""
 
     name: str
     tools: dict[str, ManifestTool]
@@ -122,7 +125,7 @@ class Execute(msgspec.Struct, frozen=True, kw_only=True, tag="execute", tag_fiel
 
 
 class Job(msgspec.Struct, frozen=True):
-    """Instruction for the runner how to use the code of an execution; see `guest/quickjs/prelude/web`.
+    """Tells the runner how to use the code of an execution; see `guest/quickjs/prelude/web`.
 
     With `prepare`, a quickjs runner returns the program compiled from the code. With `program`, a deno runner
     runs such a program instead of the code.
@@ -176,7 +179,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True, tag="tool_call", tag_f
     provider_name: str
     safe_tool_name: str
     input: Raw = Raw(b"null")
-    """Missing in the messages of some runners for a call without an argument."""
+    """Some runners omit this field if the call has no argument."""
     id: str | UnsetType = UNSET
     """Id of the execution that makes the call. An extension of Hutch, for channels with several executions.
     """
@@ -239,7 +242,8 @@ class Suspended(msgspec.Struct, frozen=True, kw_only=True, tag="suspended", tag_
     id: str
     state: SuspendedState | UnsetType = UNSET
     too_large: int | UnsetType = UNSET
-    """Size of the memory if it exceeds the limit, because of which the execution was not suspended."""
+    """Size of the memory. Sent only if the size exceeds the limit, so that the execution was not suspended.
+    """
 
 
 HostMessage = Execute | Cancel | ToolResult | ToolItem
@@ -293,7 +297,7 @@ def suspend_line(id: str, max_bytes: int) -> bytes:
 
 
 def extend_line(id: str, ms: int) -> bytes:
-    """Encodes an extension of the time limit, which the runner enforces as well."""
+    """Encodes an extension of the time limit, because the runner enforces the limit as well."""
     return b'{"type":"extend","id":' + _encoder.encode(id) + b',"ms":%d}\n' % ms
 
 
@@ -305,7 +309,7 @@ def memory_lines(id: str, memory: Sequence[bytes]) -> Iterator[bytes]:
 def tool_result_line(call_id: str, result: bytes) -> bytes:
     """Encodes a successful `tool_result` with a result that is already JSON text."""
     head = b'{"type":"tool_result","callId":' + _encoder.encode(call_id) + b',"ok":true,"result":'
-    # One copy of a long result instead of two.
+    # `join` copies a long result once; two concatenations would copy it twice.
     return b"".join((head, result, b"}\n"))
 
 

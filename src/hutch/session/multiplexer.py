@@ -34,7 +34,8 @@ MAX_DROP_COST = 10_000
 BYTES_PER_DROP = 2_048
 # Cost of a malformed message. Rejecting it takes several times as long as dropping a valid message.
 MALFORMED_COST = 3
-# In longer messages, the bytes of fields that the host ignores are counted; see `_ignored_bytes`.
+# Length above which a message costs something for the bytes of fields that the host ignores; see
+# `_ignored_bytes`.
 MAX_ENVELOPE_BYTES = 4_096
 # Maximum number of ended sessions for which late messages (`started`, `done`, the answer to a cancel) are
 # still expected.
@@ -111,8 +112,8 @@ class Multiplexer:
         return session
 
     def add(self, session: Session) -> None:
-        """Adds a session with this `peer`, which gets its messages from now on. The caller calls
-        `Session.begin`.
+        """Adds a session of this multiplexer's `peer`. The session gets its messages from now on. The caller
+        calls `Session.begin`.
         """
         self.sessions[session.id] = session
         if self.close_reason is not None:
@@ -129,7 +130,7 @@ class Multiplexer:
         self._channel.send(lines)
 
     def attach(self, session: RelayedSession) -> None:
-        """Passes the lines of a session to another machine from now on, until `forget`."""
+        """Adds a session of another machine, whose lines are relayed to that machine until `forget`."""
         self.sessions[session.id] = session
         if self.close_reason is not None:
             session.mark_lost(self.close_reason)
@@ -202,6 +203,6 @@ def _ignored_bytes(message: RunnerMessage, size: int) -> int:
     # `done` and `log` cost nothing: a session has only one `done`, and the lines of accepted `log` messages
     # are bounded.
     if isinstance(message, Memory):
-        # Four characters of Base64 are three bytes.
+        # Base64 has four characters for three bytes of data.
         return size - len(message.data) * 4 // 3
     return 0 if isinstance(message, Done | Log | Suspended) else size

@@ -1,4 +1,4 @@
-"""Session whose host is on another machine. This process only passes its lines on."""
+"""Session whose host is on another machine. This process only relays the lines of the session."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class RelayedSession:
         on_line: Callable[[bytes, bool], None],
         on_end: Callable[[WireError | None, Any, bool], None],
     ) -> None:
-        """`on_line` gets each line of the runner, and whether it is the last one. `on_end` is called if the
-        runner ends without it: with the error or the value, and whether the runner was lost for another
-        reason than this execution.
+        """`on_line` gets each line of the runner, and True for the last line. `on_end` is called if the
+        runner ends without a last line. It gets the error or the value, and True if the runner was lost for a
+        reason other than this execution.
         """
         self.id = id
         self.limits = limits
@@ -42,7 +42,7 @@ class RelayedSession:
         return not self.done_received
 
     def relay(self, line: bytes, message: RunnerMessage) -> None:
-        """Passes a line of the runner on."""
+        """Passes a line of the runner to `on_line`."""
         if isinstance(message, Started):
             self.started = True
         is_suspended = isinstance(message, Suspended) and message.state is not UNSET

@@ -113,7 +113,7 @@ class PendingCall(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
     """Text of the `Suspend` that the tool raised."""
     token: str | None = None
-    """Token with which the result can be delivered."""
+    """Token with which `Hutch.resolve` delivers the result."""
     question: str | None = None
     """JSON text of the question, if the call waits for an approval."""
     started_at: float
@@ -121,8 +121,8 @@ class PendingCall(msgspec.Struct, frozen=True, kw_only=True):
     start_ms: float
     line: int | None = None
     in_flight: Literal["once", "repeatable"] | None = None
-    """Set if the tool was running when the run was stored. If the process dies, the call is made again only
-    if it is `repeatable`: its tool is idempotent.
+    """Set if the tool was running when the run was stored. If the process dies, only a `repeatable` call,
+    whose tool is idempotent, is made again.
     """
 
     @property
@@ -177,7 +177,7 @@ class RunStarted(_Event, frozen=True, tag="started"):
     """The guest starts running."""
 
     run_id: str
-    """Id of the run; with `hutch.connect`, the server's."""
+    """Id of the run; with `hutch.connect`, the id on the server."""
 
 
 class RunLog(_Event, frozen=True, tag="log"):
@@ -186,9 +186,7 @@ class RunLog(_Event, frozen=True, tag="log"):
 
 class _EventWithJson(_Event, frozen=True):
     def __repr__(self) -> str:
-        """Shows up to 200 characters of each field with JSON text, which would otherwise be shown as a `Raw`
-        object.
-        """
+        """Shows up to 200 characters of JSON texts instead of `Raw` objects."""
         fields = []
         for name in self.__struct_fields__:
             value = getattr(self, name)
@@ -240,8 +238,8 @@ class ToolCallEnded(_EventWithJson, frozen=True, tag="tool_call_ended"):
 
 
 class RunSuspended(_Event, frozen=True, tag="suspended"):
-    """The run was stored and waits. `RunEnded` with the outcome `suspended` follows if it is not continued
-    here.
+    """The run was stored and waits. `RunEnded` with the outcome `suspended` follows if the run does not
+    continue in this process.
     """
 
     calls: list[str]
@@ -300,7 +298,7 @@ class CallLog:
         self.count = 0
         self.records: list[CallRecord] = []
         self.run: RunHandle | None = None
-        """The run, when it is known."""
+        """The run of these calls. None until it is known."""
 
     def since_start_ms(self, at: float) -> float | None:
         """Converts a time of the monotonic clock to milliseconds since the guest began to run."""
@@ -376,7 +374,7 @@ class RunHandle(msgspec.Struct, eq=False):
     """Time that the installation of the run's package took, before the run was created."""
     waits: list[Wait] = []
     cpu_seconds: float = 0.0
-    """CPU time of the runner's process that the run accounts for."""
+    """CPU time that the runner's process spent on this run."""
     record_level: str | None = None
     """Level with which the run is recorded. None for the level of the settings."""
     timeline: RunTimeline | None = None
@@ -397,7 +395,7 @@ class RunHandle(msgspec.Struct, eq=False):
     """True if this process holds the run in the store: it was resumed, or stored while it waited for tools.
     """
     charge: Charge | None = None
-    """Counts the memory of the execution's state in the host, if it has one."""
+    """Counts the memory that the execution's suspended state uses in the host."""
     must_suspend: bool = False
     """True if the run has to be suspended when it next waits, and must not be continued here; see `suspend`.
     """
@@ -413,7 +411,9 @@ class RunHandle(msgspec.Struct, eq=False):
         return text if self.redactor is None else self.redactor.text(text)
 
     def failure_code(self, value: Any) -> str | None:
-        """Returns the error code if the result reports a failure, otherwise None. Called once per run."""
+        """Returns the error code if the value of a successful run reports a failure, otherwise None. Called
+        once per run.
+        """
         return None
 
     def emit(self, event: RunEvent) -> None:
@@ -459,7 +459,8 @@ class RunHandle(msgspec.Struct, eq=False):
         self.clock.ended = self.clock.now()
         self.outcome = self.outcome_of(result)
         if self.listeners:
-            # A process that was killed may have logged lines that it could not send.
+            # Emit the log lines that were not sent while the guest ran, for example because its process was
+            # killed.
             sent = 0 if self.session is None else self.session.log_lines
             for line in result.logs[sent:]:
                 self.emit(RunLog(line=line))

@@ -57,7 +57,7 @@ logger = logging.getLogger("hutch.session")
 # Limits of one `execute`. Creating that many tools blocks the event loop for about 10 ms.
 MAX_PROVIDERS = 500
 MAX_TOOLS = 2_000
-# Further invalid messages of a channel are counted and not logged.
+# Number of invalid messages of a channel that are logged. Further ones are only counted.
 MAX_LOGGED_DROPS = 20
 
 
@@ -107,8 +107,8 @@ class ChannelServer:
         owner: str,
         continues_traces: bool = False,
     ) -> None:
-        """With `continues_traces`, the spans of the peer become the parents of its executions. Without a
-        tracer, these spans would only be passed on to other programs.
+        """With `continues_traces`, the peer's spans become the parents of its executions' spans. Set it only
+        if there is a tracer; otherwise the peer's trace context would only be passed on to other programs.
         """
         self.dropped = 0
         self._pending = pending
@@ -139,8 +139,8 @@ class ChannelServer:
         self._cancel_all()
 
     async def receive(self, line: bytes) -> None:
-        """Handles a message. Unlike the channel's handler, it lets other tasks run while it decodes a long
-        message. Call it again only after it has returned.
+        """Handles a message. Unlike the channel's handler, this method lets other tasks run while a long
+        message is decoded. Call it for one message at a time.
         """
         try:
             message = await decode_long_from_host(line)
@@ -188,7 +188,7 @@ class ChannelServer:
             self._cancel(id)
 
     def _cancel(self, id: str) -> None:
-        """Stops a running execution, which still returns its logs. Cancels an execution that waits for a
+        """Stops a running execution, which still answers with its logs. Cancels an execution that waits for a
         runner.
         """
         if id not in self._tasks:
@@ -357,8 +357,8 @@ def _check_tools(message: Execute) -> None:
 def _execution_error(error: HutchError) -> ExecutionError:
     code = "validation_error" if error.code in ("invalid_tool", "invalid_request") else error.code
     retry_after = error.retry_after if isinstance(error, Busy) else None
-    # An exceeded quota and a busy server have the same code, and so do all errors of sessions. The name
-    # distinguishes them.
+    # Send a name too: an exceeded quota and a busy server have the same code, and so do all errors of
+    # sessions.
     name = "QuotaExceeded" if isinstance(error, QuotaExceeded) else None
     if isinstance(error, SessionError):
         name = error.code

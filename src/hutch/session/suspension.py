@@ -33,7 +33,7 @@ def encode_answer(answer: Answer) -> bytes:
 
 
 def decode_answer(data: bytes) -> Answer:
-    """Decodes what `encode_answer` has returned."""
+    """Decodes the return value of `encode_answer`."""
     if data.startswith(_RESULT):
         return Answer(result_json=data[len(_RESULT) :])
     code, message = msgspec.msgpack.decode(data[len(_ERROR) :], type=tuple[str, str])
@@ -44,7 +44,9 @@ _RESULT, _ERROR = b"=", b"!"
 
 
 async def answer_of(value: Any, field: str) -> Answer:
-    """Returns the result of a call. Raises InvalidExecution, which names the field, if it is not JSON."""
+    """Returns the encoded result of a call. Raises InvalidExecution with the name of the field if the value
+    is not JSON-safe.
+    """
     try:
         return Answer(result_json=await encode_large_result(value))
     except NotJsonSafe as error:
@@ -52,7 +54,9 @@ async def answer_of(value: Any, field: str) -> Answer:
 
 
 async def decoded_answer(value: Any) -> Answer:
-    """Returns the result of a call that was decoded from JSON. Other tasks run while it is encoded."""
+    """Like `answer_of`, for a value that was decoded from JSON. Other tasks run while a long value is
+    encoded.
+    """
     return Answer(result_json=await encode_large_value(value))
 
 
@@ -91,7 +95,7 @@ class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
     """State of an execution that only waits for the results of pending calls."""
 
     memory: list[bytes]
-    """Difference of the VM's memory to its image, in parts of at most MEMORY_PART_BYTES."""
+    """Difference between the VM's memory and its image, in parts of at most MEMORY_PART_BYTES."""
     state: SuspendedState
     manifests: list[bytes]
     """JSON text of the providers' manifests. The guest refers to tools by their position in them."""
@@ -116,7 +120,7 @@ class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
         return sum(map(len, self.memory))
 
     def state_after(self, seconds: float) -> SuspendedState:
-        """Returns the state after a wait, with less time left for the guest's timers."""
+        """Returns the state after a wait, with the waited time subtracted from the guest's timers."""
         passed = max(0.0, seconds) * 1000
         timers = [(id, max(0.0, left - passed), interval) for id, left, interval in self.state.timers]
         return msgspec.structs.replace(self.state, timers=timers)
@@ -131,7 +135,7 @@ class MemoryCollector:
         self._size = 0
 
     def add(self, part: bytes) -> bool:
-        """Adds a part. Returns False if the parts are too large, which a runner of Hutch never sends."""
+        """Adds a part. Returns False if the parts are too large. Hutch's own runners never send so much."""
         self._size += len(part)
         if self._size > self.max_bytes:
             return False

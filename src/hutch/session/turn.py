@@ -13,7 +13,7 @@ class TurnState(msgspec.Struct, frozen=True, kw_only=True):
     """State of a VM between two turns."""
 
     memory: list[bytes]
-    """Difference of the VM's memory to its image, in parts of at most MEMORY_PART_BYTES."""
+    """Difference between the VM's memory and its image, in parts of at most MEMORY_PART_BYTES."""
     vm: VmState
 
     @property
@@ -35,6 +35,6 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def turn_json(turn: Turn) -> bytes:
-    """Encodes a turn for `execute`. Its memory is sent first."""
+    """Encodes a turn for `execute`. The memory of the previous turn must have been sent before."""
     fields = {"number": turn.number, "form": turn.form, "maxBytes": turn.max_bytes}
     return msgspec.json.encode(fields if turn.state is None else {**fields, "vm": turn.state.vm})

@@ -28,8 +28,8 @@ class LineSplitter:
     def feed(self, data: bytes) -> list[bytes]:
         """Returns the lines completed by `data`, without their line breaks. Raises LineTooLong."""
         *lines, rest = data.split(b"\n")
-        # Upper bound for the length of every line. It is usually below the limit, so that most calls need not
-        # check each line.
+        # Upper bound for the length of every line. If it is below the limit, as in most calls, no line has to
+        # be checked.
         longest = self._pending_bytes + len(data)
         if lines and self._parts:
             lines[0] = b"".join((*self._parts, lines[0]))

@@ -1,4 +1,4 @@
-"""Counters of components since the start, as plain numbers to keep counting cheap."""
+"""Counters of components since the process started. They are plain numbers, so that counting is cheap."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ class OwnerCounters:
         self._shown: dict[str, Counter[bool]] = {}
         self._other: Counter[bool] = Counter()
         self._recent: Counter[str] = Counter()
-        """Runs since the last call of `rank`, with a bounded number of owners that are not shown."""
+        """Runs by owner since the last call of `rank`. Bounded in the number of owners that have no separate
+        metrics.
+        """
 
     def add(self, owner: str, is_ok: bool) -> None:
         shown = self._shown.get(owner)

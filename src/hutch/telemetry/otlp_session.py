@@ -12,7 +12,7 @@ from typing import Any
 import requests
 
 MAX_RESPONSE_BYTES = 64 * 1024
-# With one of these variables, the exporter uses a session of another package, which adds credentials.
+# If one of these variables is set, the exporter uses the session of another package, which adds credentials.
 _OTHER_SESSION = (
     "OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER",
     "OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER",

@@ -68,12 +68,12 @@ def is_configured(environ: Mapping[str, str]) -> bool:
 
 
 async def open_tracer() -> Tracer | None:
-    """Returns a tracer if the environment asks for one. A configuration that cannot be used is logged,
-    because it may be meant for other programs.
+    """Returns a tracer if the environment asks for traces. An unusable configuration is only logged, because
+    it may be meant for other programs.
     """
     if not is_configured(os.environ):
         return None
-    # The import takes a quarter of a second.
+    # In a thread, because the import takes a quarter of a second.
     return await asyncio.to_thread(_open)
 
 
@@ -134,8 +134,8 @@ class Tracer:
         self._processor = BatchSpanProcessor(self._exporter)
 
     def begin(self, name: str) -> TraceContext:
-        """Returns the context of a new span below the current one, or of a new trace, and decides whether it
-        is sampled.
+        """Returns the context of a new span below the current span, or of a new trace. The configured sampler
+        decides whether the span is exported.
         """
         from opentelemetry import trace
         from opentelemetry.sdk.trace.sampling import Decision
@@ -194,7 +194,7 @@ class Tracer:
     async def close(self) -> None:
         """Exports the remaining spans, for at most CLOSE_SECONDS."""
         if not await _wait_for_thread(self._processor.shutdown):
-            # The exporter may still be retrying. This stops it.
+            # Stop the exporter, which may still be retrying.
             self._exporter.shutdown()
 
 
@@ -204,14 +204,14 @@ def _text(text: str, max_chars: int) -> str:
 
 
 async def _wait_for_thread(work: Callable[[], object]) -> bool:
-    """Runs `work` in a thread that does not keep the process from ending. Returns False if it did not end
-    within CLOSE_SECONDS.
+    """Runs `work` in a thread that does not keep the process from ending. Returns False if the work took
+    longer than CLOSE_SECONDS.
     """
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
     def run() -> None:
         work()
-        # The loop may be closed by now.
+        # RuntimeError: the loop is already closed, so nothing waits for the work.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(done.set)
 

@@ -1,7 +1,7 @@
 """Cron expressions with time zones.
 
-A time that daylight saving skips comes directly after the gap, and a time that occurs twice comes once, as in
-Debian's cron. Expressions that are relative, such as `*/10 * * * *`, follow the real time.
+As in Debian's cron, a time that daylight saving skips comes directly after the gap, and a time that occurs
+twice comes only once. Expressions with intervals, such as `*/10 * * * *`, follow the elapsed time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ MAX_CRON_CHARS = 200
 
 
 def ticks(cron: str, timezone: str, after_ms: int) -> Iterator[int]:
-    """Yields the times after `after_ms`, in milliseconds since 1970. Raises InvalidInput."""
+    """Yields the times of a cron expression after `after_ms`, in milliseconds since 1970. Raises
+    InvalidInput.
+    """
     from cronsim import CronSim, CronSimError  # loaded only where schedules are used
 
     try:
@@ -42,7 +44,7 @@ def ticks(cron: str, timezone: str, after_ms: int) -> Iterator[int]:
 
 
 def next_tick(cron: str, timezone: str, after_ms: int) -> int:
-    """Returns the first time after `after_ms`. Raises InvalidInput if there is none."""
+    """Returns the first time of a cron expression after `after_ms`. Raises InvalidInput if there is none."""
     for tick in ticks(cron, timezone, after_ms):
         return tick
     raise InvalidInput("cron", f"expected a time that comes, got {cron[:60]!r}.")

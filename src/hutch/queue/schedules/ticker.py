@@ -25,7 +25,9 @@ logger = logging.getLogger("hutch.schedules")
 MISSED_MS = 60_000
 """A tick counts as missed if it is older than this when a server sees it."""
 MAX_MISSED = 1_000
-"""Maximum number of missed ticks that the policy `all` starts at once; further ones follow."""
+"""Maximum number of missed ticks that the policy `all` starts at once. Further missed ticks are started
+afterwards.
+"""
 
 Submit = Callable[[RunRequest, QueueCaller, RunOptions, str], Awaitable[Accepted]]
 
@@ -94,7 +96,8 @@ class Ticker:
                 self._store, caller_of(row), row.target_kind, row.target, options.inputs
             )
             for tick in due:
-                # Another server that starts the same tick gets the same run.
+                # The idempotency key is the same on all servers, so a tick that two servers start becomes
+                # only one run.
                 run_options = options.run_options(f"schedule {row.id} {tick}")
                 try:
                     source = f"schedule {row.name}"

@@ -13,7 +13,9 @@ from hutch.session.large_json import decode_large_value, encode_large_value
 MAX_FORM_BYTES = 1024 * 1024
 MAX_FORM_FIELDS = 1_000
 MAX_INPUT_BYTES = 16 * 1024 * 1024
-"""Maximum size of the inputs as JSON. A mapping can name the same large value a hundred times."""
+"""Maximum size of the inputs as JSON. Without it, a mapping could multiply a large value by naming it many
+times.
+"""
 
 
 async def decode_payload(body: bytes, headers: Mapping[str, str]) -> Any:
@@ -25,7 +27,7 @@ async def decode_payload(body: bytes, headers: Mapping[str, str]) -> Any:
         if kind != "application/x-www-form-urlencoded":
             return await decode_large_value(body)
         fields = _form_fields(body)
-        # GitHub can send JSON in a form.
+        # GitHub can send its JSON in the form field `payload`.
         return await decode_large_value(fields["payload"].encode()) if "payload" in fields else fields
     except (NotJsonSafe, UnicodeEncodeError) as error:
         raise InvalidInput("body", f"expected JSON or a form: {error}") from None

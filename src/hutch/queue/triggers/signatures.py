@@ -13,7 +13,7 @@ from hutch.queue.webhooks.signature import decode_secret, sign
 from hutch.store.tables.queue.schedules import SignatureScheme
 
 TOLERANCE_SECONDS = 300
-"""Maximum age of a signed request, and how far in the future it may be."""
+"""Maximum difference between the time of a signature and the server's clock, in both directions."""
 MAX_ID_CHARS = 200
 
 
@@ -34,7 +34,9 @@ def check_signature(
 
 
 def delivery_id(scheme: SignatureScheme, headers: Mapping[str, str], body: object) -> str | None:
-    """Returns the id with which the service repeats a delivery; None if it has none."""
+    """Returns the id of a delivery, which stays the same when the service repeats the delivery; None if it
+    has no id.
+    """
     found: object = headers.get("webhook-id") or headers.get("x-github-delivery")
     if scheme == "stripe" and isinstance(body, dict):
         found = body.get("id")
@@ -66,7 +68,7 @@ def _check_time(timestamp: str, now: float) -> None:
 
 
 def _compare(expected: str, sent: list[str]) -> None:
-    # All of them are compared, so that the time does not tell which one matched.
+    # Compare all signatures, so that the duration does not reveal which one matched.
     matches = [hmac.compare_digest(expected.encode(), each.encode("utf-8", "replace")) for each in sent]
     if not any(matches):
         raise _refused("the signature is missing or wrong")

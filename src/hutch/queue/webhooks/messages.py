@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from hutch.store.tables.queue.queued_runs import EndOfRun, QueuedRunRow
 
 MAX_RESULT_BYTES = 256 * 1024
-"""Maximum size of a result in a message. A larger one has to be fetched."""
+"""Maximum size of a result in a message. The receiver has to fetch a larger result."""
 DAY_MS = 86_400_000
-"""Time for which a message is sent again."""
+"""Time for which the delivery of a message is retried."""
 
 
 class StoredMessage(msgspec.Struct, frozen=True):
@@ -29,7 +29,7 @@ class StoredMessage(msgspec.Struct, frozen=True):
 
 
 async def end_message(store: Store, row: QueuedRunRow, end: EndOfRun) -> SqlStatement | None:
-    """Returns the statement that adds the message about the end of a run; None if it has no webhook."""
+    """Returns the statement that adds the message about the end of a run; None if the run has no webhook."""
     stored = await store.queued_runs.webhook(row.run_id)
     if stored is None:
         return None

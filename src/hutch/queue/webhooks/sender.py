@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger("hutch.webhooks")
 
 MAX_SENDING = 16
-"""Maximum number of messages that one server sends at once; one owner gets at most four fifths."""
+"""Maximum number of messages that one server sends at once. One owner gets at most four fifths of them."""
 SEND_SECONDS = 15.0
 LEASE_MS = 60_000
 RETRY_SECONDS = (5, 30, 120, 300, 900, 1_800, 3_600, 7_200)
 """Delays after failed attempts. The last one is repeated."""
 MAX_HISTORY = 30
-"""Maximum number of attempts that are kept; the oldest are forgotten first."""
+"""Maximum number of attempts in the history of a message. The oldest are dropped first."""
 MAX_ERROR_CHARS = 300
 GONE = 410
 """Status with which a target refuses all further messages."""
@@ -49,7 +49,7 @@ class _NoCredentials:
 
 class WebhookSender:
     def __init__(self, store: Store, open_client: Callable[[], FetchClient], holder: str) -> None:
-        """`open_client` returns the HTTP client, whose policy decides on the targets."""
+        """`open_client` returns the HTTP client. The client's policy decides which targets are permitted."""
         self._store = store
         self._table = store.webhooks
         self._open_client = open_client
@@ -74,7 +74,7 @@ class WebhookSender:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _send_due(self) -> float:
-        """Sends what is due. Returns the seconds until it should be called again."""
+        """Sends the messages that are due. Returns the seconds until the next check."""
         next_in = await self._table.next_in()
         if next_in is None or next_in > 0:
             return POLL_SECONDS if next_in is None else min(POLL_SECONDS, next_in / 1000)
@@ -130,13 +130,16 @@ class WebhookSender:
         try:
             await self._table.finish(row.id, self._holder, state, encoded, delay_ms)
         except HutchError as failure:
-            # The message is sent again when the lease has expired. So it is delivered at least once.
+            # Not lost: the message is sent again when the lease has expired. So each message is delivered at
+            # least once.
             logger.warning("the delivery of webhook %s cannot be recorded: %s", row.id, failure)
         if state == "failed":
             logger.warning("the webhook %s of run %s was given up: %s", row.id, row.run_id, error)
 
     async def _post(self, delivery: TakenDelivery) -> tuple[int | None, str | None]:
-        """Sends a message. Returns the status and, unless the target has accepted it, the reason."""
+        """Sends a message. Returns the HTTP status and, if the target has not accepted the message, the
+        reason.
+        """
         if delivery.message is None:
             return None, "The message cannot be decrypted: its key is missing."
         message = msgspec.json.decode(delivery.message, type=StoredMessage)

@@ -10,8 +10,8 @@ from hutch.queue.webhooks.signature import decode_secret
 
 
 class TargetPolicy:
-    """The operator's egress policy, for webhooks. A name is checked again, with its addresses, when it is
-    connected to.
+    """The operator's egress policy for webhooks. The host is checked again, with its addresses, when the
+    message is sent.
     """
 
     def __init__(self, policy: EgressPolicy) -> None:

@@ -45,7 +45,9 @@ def is_idempotent(call: ToolCall, provider: Provider) -> bool:
 
 
 def deferred_call(call: ToolCall, suspend: Suspend, began: float, start_ms: float) -> PendingCall:
-    """Describes a call whose result will arrive later. `began` is a time of the monotonic clock."""
+    """Describes a call whose result will arrive later. `began` is the start of the call on the monotonic
+    clock.
+    """
     return PendingCall(
         call_id=call.call_id,
         provider=call.provider_name,
@@ -61,7 +63,7 @@ def deferred_call(call: ToolCall, suspend: Suspend, began: float, start_ms: floa
 
 
 def running_call(call: ToolCall, provider: Provider, began: float, start_ms: float) -> PendingCall:
-    """Describes a call whose tool is running. `began` is a time of the monotonic clock."""
+    """Describes a call whose tool is running. `began` is the start of the call on the monotonic clock."""
     return PendingCall(
         call_id=call.call_id,
         provider=call.provider_name,
@@ -76,7 +78,7 @@ def running_call(call: ToolCall, provider: Provider, began: float, start_ms: flo
 
 
 def repeated_call(call: PendingCall) -> ToolCall:
-    """Returns the message with which the guest made the call."""
+    """Rebuilds the message of a call, so that the call can be made again."""
     return ToolCall(
         call_id=call.call_id,
         provider_name=call.provider,

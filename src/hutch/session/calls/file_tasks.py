@@ -28,7 +28,7 @@ class FileCallTasks:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def problem(self, files: FileCalls, limits: Limits) -> str | None:
-        """Returns why no further call is accepted, or None if one is."""
+        """Returns the reason why no further call is accepted, or None."""
         if len(self._tasks) >= limits.max_outstanding_calls:
             return f"More than {limits.max_outstanding_calls} calls of files at once"
         if files.count >= limits.max_calls:
@@ -48,10 +48,11 @@ class FileCallTasks:
         self, call: ToolCall, files: FileCalls, writable: Callable[[], Awaitable[None]] | None
     ) -> None:
         try:
-            # A write must not wait, because the run may end with the next message.
+            # Only reads wait for the channel. A write must be done before the next message, which may end the
+            # run.
             if writable is not None and call.safe_tool_name == "read":
-                # Read one file at a time. Otherwise all waiting reads would send their data as soon as one of
-                # them can.
+                # One read at a time. Otherwise all waiting reads would send their data at once when the
+                # channel has space.
                 async with files.reading:
                     await writable()
                     self._answer(call, files)

@@ -18,7 +18,8 @@ class SessionLink(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     writable: Callable[[], Awaitable[None]] | None = None
     """Waits while the channel's buffer is full."""
     before_call: Callable[[bool], Awaitable[None]] | None = None
-    """Awaited before each call, with True if its tool is idempotent. A ToolError fails the call."""
+    """Awaited before each call, with True if the tool is idempotent. If it raises ToolError, the call fails.
+    """
     on_all_pending: Callable[[], None] | None = None
     """Called when all open calls are pending. None if the run cannot be suspended."""
     on_long_wait: Callable[[], None] | None = None
@@ -31,7 +32,7 @@ class SessionLink(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """Answers calls of the guest's `files`. None if the guest has no `files`."""
 
     def without_session(self) -> SessionLink:
-        """Returns a link without functions of the session that keep it in memory after its end."""
+        """Returns a copy without references to the session, so that an ended session is freed."""
         return msgspec.structs.replace(
             self,
             on_abuse=_ignore,

@@ -10,17 +10,19 @@ from hutch.session.suspension import Answer
 
 
 class SuspensionReplies:
-    """Replies since the runner was asked to suspend the run, and the results that are stored before the guest
-    gets them.
+    """Collects the replies that were sent after the runner was asked to suspend the run. Also passes results
+    to a journal before the guest gets them.
     """
 
     def __init__(self) -> None:
         self._recent: list[tuple[str, bytes]] | None = []
-        """Replies with the ids of their calls. The runner may have suspended the run before it received them.
-        None if the run is not being suspended.
+        """Sent replies with the ids of their calls. The runner may have suspended the run before a reply
+        arrived. None if the run is not being suspended.
         """
         self._finished: dict[str, tuple[PendingCall, Answer | None]] = {}
-        """Calls that ended since the runner was asked to suspend the run. None for a streamed result."""
+        """Calls that ended since the runner was asked to suspend the run, with their results. The result of a
+        stream is None.
+        """
         self._journal: Callable[[str, Answer], Awaitable[None]] | None = None
         self._journaled: set[str] = set()
         """Ids of calls whose results are stored before the guest receives them."""
@@ -34,7 +36,7 @@ class SuspensionReplies:
         self._recent, self._finished = None, {}
 
     def take(self) -> list[bytes]:
-        """Returns the replies that the guest has not got, and forgets them."""
+        """Returns the replies that the guest has not received, and forgets them."""
         lines = self.lines
         self.forget()
         return lines
@@ -48,8 +50,8 @@ class SuspensionReplies:
             self._recent.append((call_id, line))
 
     def drop_received(self, open_calls: Mapping[str, int]) -> None:
-        """Drops the replies that the suspended run has received. `open_calls`: calls whose results it has not
-        received, with the number of items that it has received.
+        """Drops the replies that the guest received before its suspension. `open_calls` has the ids of the
+        calls without a received result, each with the number of items that the guest has received.
         """
         received = dict(open_calls)
         missing: list[tuple[str, bytes]] = []
@@ -74,7 +76,7 @@ class SuspensionReplies:
         return {call_id: answer for call_id, (_, answer) in self._held().items() if answer is not None}
 
     async def note_end(self, call: ToolCall, answer: Answer, describe: Callable[[], PendingCall]) -> None:
-        """Stores the result of a call if the call is in the store."""
+        """Passes the result of an ended call to the journal, if the call is stored."""
         if call.call_id in self._journaled and self._journal is not None:
             self._journaled.discard(call.call_id)
             await self._journal(call.call_id, answer)

@@ -82,7 +82,7 @@ class ToolCalls:
         self.records: list[CallRecord] = []
         """Records of ended calls, at most MAX_RECORDED_CALLS."""
         self.errors: set[tuple[str, str]] = set()
-        """Codes and messages of the errors that the guest has received, at most MAX_REMEMBERED_ERRORS."""
+        """Codes and messages of at most MAX_REMEMBERED_ERRORS errors that the guest has received."""
         self.pending: dict[str, PendingCall] = {}
         """Open calls whose results will arrive later, by id."""
         self._link = link
@@ -99,7 +99,7 @@ class ToolCalls:
         self._ids: set[str] = set()
         self._file_tasks: FileCallTasks | None = None
         self._tasks: dict[str, tuple[asyncio.Task[None], ToolCall, float]] = {}
-        """Running tools, with the calls and the times at which they began."""
+        """Tasks of running tools by call id, each with the call and the time at which it began."""
         self._open_bytes = self._invalid_input_bytes = self._refused = 0
         self._is_cancelled = self._has_ended = False
         self._cancelled: anyio.Event | None = None
@@ -182,7 +182,7 @@ class ToolCalls:
         self.errors = set(saved.errors)
         self.pending = {call.call_id: call for call in (*saved.pending, *saved.in_flight)}
         self._open_bytes = sum(len(call.input_json) for call in self.pending.values())
-        # Unlike `pending`, the runner's state also contains calls that were answered while it was suspended.
+        # Not from `pending`: the runner's state also has the calls that were answered during the suspension.
         self._ids = {call_id for call_id, _, _, _ in saved.state.calls}
 
     def attach(self, link: SessionLink) -> None:
@@ -191,15 +191,15 @@ class ToolCalls:
         self._is_suspended = False
 
     def take_held(self) -> list[bytes]:
-        """Returns the replies that the guest has not got. The caller sends them to the runner in which it
-        continues.
+        """Returns the replies that the guest has not received. The caller sends them to the runner in which
+        the guest continues.
         """
         if self._tasks:
             self._watch_wait()
         return [] if self._suspension is None else self._suspension.take()
 
     def repeat(self, call: PendingCall) -> None:
-        """Repeats a call that another process was making when it died."""
+        """Repeats a call that was in progress in another process when that process died."""
         provider = self._providers.get(call.provider)
         if provider is None or call.tool not in provider.tools:
             reason = f"The process died while it called {call.tool}, and the tool is not available now"
@@ -226,7 +226,7 @@ class ToolCalls:
         return running if self._suspension is None else running + self._suspension.finished_calls()
 
     def running(self) -> list[CallRecord]:
-        """Returns records of the calls whose tools are running, to be used if the process dies."""
+        """Returns `interrupted` records of the running calls. They are stored in case the process dies."""
         return [
             CallRecord.of(
                 call.provider_name,
@@ -250,8 +250,8 @@ class ToolCalls:
         return self._suspension.begin_journal(journal, running)
 
     def hold(self, open_calls: Mapping[str, int]) -> None:
-        """Holds back replies from now on, because the run is suspended. `open_calls`: calls whose results it
-        has not received, with the number of items that it has received.
+        """Holds back replies from now on, because the run is suspended. `open_calls`: see
+        `SuspensionReplies.drop_received`.
         """
         assert self._suspension is not None
         self._suspension.drop_received(open_calls)
@@ -341,7 +341,8 @@ class ToolCalls:
         result, code, message = b"", "", ""
         trace = self._trace
         if trace is not None:
-            # Each call runs in its own task, so this sets the parent of all spans that the tool creates.
+            # Each call runs in its own task, so setting `current` affects only the spans that this tool
+            # creates.
             trace = trace if provider.is_internal else trace.child()
             current.set(trace)
         if self._listeners and not is_repeated:
@@ -380,13 +381,13 @@ class ToolCalls:
                 self._reply_error(call.call_id, code, message)
         except asyncio.CancelledError:
             code = "tool_error"
-            # The reply is sent only if the tool itself raised CancelledError. If the session was cancelled,
-            # `_reply` drops it.
+            # This reply reaches the guest only if the tool itself raised CancelledError. If the session was
+            # cancelled, `_reply` drops the reply.
             self._reply_error(call.call_id, "tool_error", f"Tool {call.safe_tool_name} was cancelled")
             raise
         finally:
-            # Done here and not in a callback of the task, which would take another iteration of the event
-            # loop for every call.
+            # Not in a callback of the task: that would take another iteration of the event loop for every
+            # call.
             self._tasks.pop(call.call_id, None)
             if not is_pending:
                 self._open_bytes -= memoryview(call.input).nbytes
@@ -473,8 +474,8 @@ class ToolCalls:
         self._emit(event)
 
     def report_progress(self, call_id: str, value: Callable[[], bytes]) -> None:
-        """Passes the JSON text of a value to the listeners. Without listeners, the text is not computed. May
-        be called in another thread.
+        """Passes the JSON text of a value to the listeners. Does not call `value` if there are no listeners.
+        May be called in any thread.
         """
         if not self._listeners or self._has_ended:
             return
@@ -490,7 +491,7 @@ class ToolCalls:
 
 
 def _new_event() -> anyio.Event:
-    # Loaded with the first call, because it takes a twentieth of the time in which a short command starts.
+    # Loaded with the first call, because the import takes a twentieth of the start time of a short command.
     import anyio
 
     return anyio.Event()

@@ -1,9 +1,9 @@
 """Channel over two file descriptors of any kind: pipes, sockets, terminals, files.
 
-The descriptors stay blocking, because they may be shared with other programs, such as stdin and stdout. The
-event loop reads from pipes and sockets when they are readable, and writes short lines to pipes that have
-space for them, because waking up a thread takes longer. Threads do everything else: files cannot be polled,
-and long lines may block.
+The descriptors stay blocking, because they may be shared with other programs, such as stdin and stdout.
+Waking up a thread takes time, so the event loop itself reads from pipes and sockets when they are readable,
+and writes short lines to pipes that have space for them. Threads read from files, which cannot be polled, and
+write long lines, which may block.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class DescriptorChannel:
         try:
             return os.write(self._write_to, line) == len(line)
         except OSError:
-            # The thread gets the same error and reports it.
+            # Leave the line to the writing thread, which gets the same error and reports it.
             return False
 
     def _start_polling(self) -> None:
@@ -140,7 +140,7 @@ class DescriptorChannel:
             self._stop_polling()
 
     def _on_eof(self) -> None:
-        # The last line of a file may lack its line break.
+        # End the last line, which may lack its line break in a file.
         self._on_data(b"\n")
         self._end("the input ended")
 
@@ -193,7 +193,7 @@ class DescriptorChannel:
                 select.select([], [self._write_to], [])
 
     def _call_in_loop(self, callback: Callable[..., Any], *arguments: Any) -> None:
-        # The loop may be closed already.
+        # RuntimeError: the loop is already closed, so no handler is needed.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, *arguments)
 

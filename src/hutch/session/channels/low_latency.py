@@ -42,8 +42,8 @@ class LowLatencyChannel(StreamChannel):
         self._notifier = notifier
         self._sent_lines = 0
         self._skips_left = self._skips = 0
-        # Duplicated descriptors. A transport may close its own descriptor before the channel knows, and the
-        # number may be reused.
+        # Duplicates of the transports' descriptors. A transport may close its own descriptor before the
+        # channel knows, and the number may be reused.
         self._write_socket: socket.socket | None = None
         self._read_pipe: io.FileIO | None = None
 
@@ -72,7 +72,7 @@ class LowLatencyChannel(StreamChannel):
         try:
             sent = write_socket.send(line)
         except OSError:
-            # The buffer is full or the peer has disconnected. The transport finds out which.
+            # The buffer is full or the peer has disconnected. The transport handles both cases.
             sent = 0
         if sent < len(line):
             writer.write(memoryview(line)[sent:])
@@ -91,7 +91,7 @@ class LowLatencyChannel(StreamChannel):
                 self._skips_left = self._skips = min(2 * self._skips + 1, MAX_SKIPPED_POLLS)
                 return
         self._skips = 0
-        # The transport reports the end of the stream.
+        # Ignore empty data: the transport reports the end of the stream.
         if data:
             self.data_received(data)
 

@@ -13,10 +13,11 @@ from hutch.session.tools.provider import MAX_MESSAGE_CHARS
 BACKSTOP_SECONDS = 0.1
 START_TIMEOUT_SECONDS = 60.0
 
-# Error codes that are accepted from a runner. `timeout` is checked against the host's clock instead.
+# Error codes that are accepted from a runner. `timeout` is missing, because the host checks it by its own
+# clock.
 GUEST_CODES = frozenset({"runtime_error", "serialization_error", "result_too_large"})
-"""Accepted codes if the guest shares the runner's realm and could forge the runner's messages. They affect
-only the guest itself.
+"""Accepted from a runner that shares its realm with the guest. The guest could forge these codes, but they
+affect only the guest itself.
 """
 RUNNER_CODES = GUEST_CODES | {"memory_limit", "internal_error"}
 
@@ -34,8 +35,8 @@ class Peer(msgspec.Struct, eq=False, kw_only=True):
     codes: frozenset[str] = RUNNER_CODES
     """Error codes that are accepted from the peer."""
     start_seconds: float = START_TIMEOUT_SECONDS
-    """Time in which the peer has to start an execution, if longer than the time limit. With 0, an execution
-    that does not start counts as timed out.
+    """Time in which the peer has to start an execution. The time limit of the execution applies if it is
+    longer. With 0, an execution that does not start counts as timed out.
     """
     backstop_seconds: float = BACKSTOP_SECONDS
     """Time beyond the time limit after which the host cancels an execution. 0 if the peer leaves the time

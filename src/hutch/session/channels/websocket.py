@@ -12,8 +12,8 @@ HIGH_WATER_BYTES = 1024 * 1024
 
 
 EXTENSIONS_HEADER = "Hutch-Extensions"
-"""Header of the upgrade request with the extensions that the client asks for, and of the response with the
-extensions that the server grants. Without it, both sides use plain Execbox.
+"""In an upgrade request, this header names the extensions that the client asks for; in the response, those
+that the server grants. Without the header, both sides use plain Execbox.
 """
 SESSIONS_EXTENSION = "sessions"
 

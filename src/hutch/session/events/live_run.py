@@ -48,8 +48,8 @@ class Run:
         handle: RunHandle | None = None,
         seal: Callable[[str], Awaitable[bytes]] | None = None,
     ) -> None:
-        """`seal` returns a suspended run, given by its id, as bytes. It is None if suspended runs are not
-        stored here.
+        """`seal` returns the suspended run with the given id as bytes. None if suspended runs are not stored
+        here.
         """
         self._seal = seal
         self._handle = handle or RunHandle()
@@ -60,7 +60,7 @@ class Run:
         self.dropped_events = 0
         self._cancelled = False
         self._refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Reason why the run cannot be suspended, if `checkpoint` was called."""
+        """Set to the reason if `checkpoint` was called and the run cannot be suspended."""
         self._task = asyncio.get_running_loop().create_task(execute(self._handle))
         self._task.add_done_callback(self._on_done)
 
@@ -147,7 +147,7 @@ class Run:
 
     def _on_done(self, task: asyncio.Task[Result]) -> None:
         if not self._handle.outcome:
-            # The task was cancelled before its first step.
+            # The task was cancelled before its first step, so nothing else has ended the run.
             self._handle.fail("cancelled")
         self._changed.set()
 

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from hutch.session.run import OnOutput, RunHandle
 
 MAX_OUTPUT_LINES = 1_000
-"""Maximum number of lines that are reported. The record has fewer if they are long."""
+"""Maximum number of reported lines. The record contains fewer if the lines are long."""
 MAX_LINE_CHARS = 10_000
-"""Length after which a line is reported although it has not ended."""
+"""An unfinished line is reported when it reaches this length."""
 
 
 class OutputLines:
@@ -38,7 +38,7 @@ class OutputLines:
             self._report(line)
 
     def end(self) -> None:
-        """Reports the last lines, which have no line break."""
+        """Reports the last line of each stream if it has no line break."""
         for stream, line in self._partial.items():
             self._partial[stream] = ""
             if line:

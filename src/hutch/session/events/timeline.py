@@ -14,7 +14,7 @@ from hutch.text import cut
 MAX_LOG_LINE_CHARS = 10_000
 """Length to which a recorded log line is cut."""
 CALL_BYTES = 200
-"""Size of a call without its input and output."""
+"""Estimated size of a recorded call without its input and output."""
 
 
 class Cut(msgspec.Struct, frozen=True):
@@ -68,10 +68,12 @@ class RunTimeline:
         self.calls: dict[str, RecordedCall] = {}
         self.calls_left_out = 0
         self._started_at: float | None = None
-        """Unix time at which the guest began to run, if the run was suspended since then."""
+        """Unix time at which the guest began to run. Set only if the run has been suspended since then."""
 
     def continue_from(self, part: RecordedPart, pending: Sequence[PendingCall]) -> None:
-        """Adds what was recorded before the run was suspended. `pending` are the calls that it waited for."""
+        """Adds the part that was recorded before the run was suspended. `pending` has the calls for which the
+        run waited.
+        """
         if pending:
             self._started_at = pending[0].started_at - pending[0].start_ms / 1000
         self.logs += [log for log in part.logs if self._take(len(log.line))]
@@ -85,7 +87,7 @@ class RunTimeline:
             found = next(same, None) if call.duration_ms is None else None
             if found is not None:
                 waiting.remove(found)
-            # The ids of calls that have ended are not recorded, and not needed.
+            # Recorded calls lack their ids. Only a pending call needs its id, for the event at its end.
             self.calls[f"before {number}" if found is None else found.call_id] = call
 
     def __call__(self, event: RunEvent) -> None:

@@ -120,7 +120,8 @@ class FileCalls:
                 return self._read(msgspec.json.decode(input, type=_Read))
             return self._write(msgspec.json.decode(input, type=_Write))
         except (ValueError, RecursionError):
-            # The functions of the guest send valid input, unless the guest has changed built-ins.
+            # No details needed: the guest's functions send valid input, unless the guest has changed
+            # built-ins.
             raise ToolError(f"files.{tool}: the input is invalid", "validation_error") from None
 
     def _read(self, read: _Read) -> bytes:

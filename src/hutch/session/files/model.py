@@ -19,7 +19,7 @@ MAX_NAME_BYTES = 200
 BINARY_TYPE = "application/octet-stream"
 _TOKEN = r"[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]{0,126}"
 _MIME_TYPE = re.compile(rf"{_TOKEN}/{_TOKEN}")
-# Types that the `mimetypes` of some versions of Python lack.
+# Types that `mimetypes` lacks in some versions of Python.
 _MORE_TYPES = {
     ".geojson": "application/geo+json",
     ".jsonl": "application/jsonl",
@@ -182,7 +182,7 @@ def extension_of(mime_type: str) -> str:
 def _types() -> MimeTypes:
     from mimetypes import MimeTypes
 
-    # Omit the files of the operating system, so that the types are the same everywhere.
+    # Do not read the operating system's lists of types, so that the types are the same everywhere.
     types = MimeTypes(filenames=())
     for extension, kind in _MORE_TYPES.items():
         types.add_type(kind, extension)

@@ -1,4 +1,5 @@
-"""Bounds the cost of validating a value against a schema, because validation cannot be interrupted.
+"""Computes an upper bound for the cost of validating a value against a schema, because validation cannot be
+interrupted.
 
 Schemas are untrusted, and validation against a small schema can take years. An example is a schema of 30
 levels in which each level lists the next level twice in `allOf`.
@@ -24,7 +25,7 @@ MAX_PATTERN_BYTES = 128 * 1024
 _MAX_STEPS = 100_000
 _TOO_COSTLY = "validating against it can take too long: its references multiply"
 _MAX_DEPTH = 128
-# Validating this many characters of a string takes as long as one value.
+# Validating this many characters of a string takes as long as validating one value.
 _CHARS_PER_VALUE = 8
 
 _PROPERTY_MAPS = ("properties", "patternProperties")
@@ -116,7 +117,7 @@ class _FlatSchema(msgspec.Struct, frozen=True):
 
 
 class _Flattener:
-    """Flattens the schemas inside one schema. Each is flattened once, even if many references lead to it."""
+    """Flattens the schemas inside one schema, each only once, even if many references lead to it."""
 
     def __init__(self, root: SchemaRoot) -> None:
         self._root = root

@@ -58,8 +58,8 @@ def check_against_schema(
 ) -> list[Problem]:
     """Returns the problems of a value. `path` is the path of the value itself. Raises InvalidSchema.
 
-    If there are more than MAX_PROBLEMS problems, returns at least one more than that, so that the caller can
-    tell. `formats` is that of `compile_untrusted`.
+    If there are more than MAX_PROBLEMS problems, returns at least MAX_PROBLEMS + 1, so that the caller can
+    tell that some may be missing. `formats`: see `compile_untrusted`.
 
     With `untrusted`, the schema may be malicious, so checks that would take too long are refused. References
     resolve only within the schema, so nothing is fetched or read for them.
@@ -99,8 +99,8 @@ def _errors(validator: Validator, value: Any, cost: int) -> Iterable[ValidationE
 
 
 def describe_mismatch(schema: dict[str, Any], value: Any, reason: str, *, formats: bool | None) -> str:
-    """Describes the problems of a tool's input, at most MAX_INPUT_PROBLEMS. Returns `reason` if the schema
-    does not explain them, because the function may check more than its schema.
+    """Describes up to MAX_INPUT_PROBLEMS problems of a tool's input. Returns `reason` if the input matches
+    the schema, because the function may check more than its schema.
     """
     try:
         problems = check_against_schema(schema, value, untrusted=True, formats=formats)
@@ -189,7 +189,9 @@ def _property(root: SchemaRoot, holder: Any, name: str) -> Any:
 
 
 def _schema_at(root: SchemaRoot, steps: Iterable[str | int]) -> Any:
-    """Returns the schema that caused an error. Follows references, which the error's path does not show."""
+    """Returns the schema that caused an error. Follows references, because the error's path does not contain
+    them.
+    """
     schema = root.schema
     for step in steps:
         if isinstance(schema, dict) and step == "$ref":

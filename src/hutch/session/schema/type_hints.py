@@ -1,7 +1,7 @@
 """JSON Schema from Python type hints, and validation of values against hints and schemas.
 
-msgspec handles the hints that it supports. pydantic, if installed, handles hints that mention pydantic and
-those that msgspec refuses, such as a union of two dataclasses. pydantic and jsonschema-rs are imported
+msgspec handles the hints that it supports. pydantic, if installed, handles hints with pydantic types and
+hints that msgspec refuses, such as a union of two dataclasses. pydantic and jsonschema-rs are imported
 lazily.
 """
 
@@ -84,8 +84,8 @@ class Definitions:
         moved = {prefix + name: f"#/$defs/{name}" for name in own_definitions}
         adopted = {name: _redirect(body, moved) for name, body in own_definitions.items()}
         if any(name in self.known and self.known[name] != body for name, body in adopted.items()):
-            # A definition that refers to a renamed definition differs too, so all definitions of this schema
-            # get new names.
+            # Rename all definitions of this schema, because a definition that refers to a renamed one changes
+            # as well.
             renamed = {name: self._free_name(name) for name in own_definitions}
             moved = {prefix + name: f"#/$defs/{new}" for name, new in renamed.items()}
             adopted = {renamed[name]: _redirect(body, moved) for name, body in own_definitions.items()}
@@ -331,7 +331,7 @@ def _dec_hook(cls: type, value: Any) -> Any:
     return value if cls is object else _adapter_convert(_adapter(cls), value)
 
 
-# msgspec appends its own path to the path from pydantic.
+# Matches a message with two paths: msgspec appends its own path to the path from pydantic.
 _TWO_PATHS = re.compile(r"(.*) - at `\$(.*)` - at `(.*)`")
 
 

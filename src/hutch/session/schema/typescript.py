@@ -85,8 +85,8 @@ class ObjectTypes:
     def end(self, start: int, schema: dict[str, Any], text: str) -> None:
         text = self._texts[id(schema)] = " ".join(text.split())
         if text in self._seen:
-            # A repeated type repeats the types inside it as well. Do not count these again, because the outer
-            # type will be declared only once.
+            # Do not count the types inside a repeated type again, because the outer type will be declared
+            # only once.
             del self._found[start:]
         self._seen.add(text)
         self._found.append(text)
@@ -106,7 +106,8 @@ class TypeRenderer:
 
     `unknown_type` is the type of values without a schema. `compact` omits comments and line breaks. Names in
     `reserved_names` are not used for types. `prefix` is prepended to references to declared types. `found`
-    collects the object types. `repeated` has those that are declared once and referred to by a name.
+    collects the object types. `repeated` has the texts of the object types that are declared once and
+    referred to by a name.
     """
 
     def __init__(
@@ -218,12 +219,13 @@ class TypeRenderer:
             members.append(
                 (self._comment(property_schema, inner), f"{property_key(name)}{mark}: {rendered.text}")
             )
-        # Uses `unknown` and never `any`. An intersection with `any` would turn the type from another part of
+        # Always `unknown`, never `any`: an intersection with `any` would turn the type from another part of
         # the schema into `any`.
         members += [("", f"{property_key(name)}: unknown") for name in required if name not in properties]
         others = self._other_properties(schema, root, inner)
         if others is not None:
-            # TypeScript applies an index signature to the named members, too.
+            # With named members, the index signature must allow any type, because TypeScript applies it to
+            # these members, too.
             members.append(("", f"[key: string]: {(self._any_type if members else others).text}"))
         elif not members:
             closed = schema.get("additionalProperties") is False
@@ -426,7 +428,7 @@ def comment_lines(text: Any, maximum: int) -> list[str]:
     if not isinstance(text, str):
         return []
     clipped = text if len(text) <= maximum else f"{text[:maximum]}…"
-    # splitlines splits at every character that could end a line of the source.
+    # Use `splitlines`, because it splits at every character that could end a line of the source.
     return [
         printable(line, replacement=" ").rstrip().replace("*/", "*\\/")
         for line in clipped.strip().splitlines()

@@ -75,7 +75,8 @@ def compile_untrusted(schema: bytes, *, formats: bool | None = None) -> tuple[Va
 def well_formed_value(value: Any) -> Any:
     """Replaces lone surrogates in a JSON value by U+FFFD.
 
-    Rust strings cannot contain lone surrogates. For a schema, both are ordinary characters.
+    Rust strings cannot contain lone surrogates. A schema treats both as ordinary characters, so the result of
+    a validation rarely changes.
     """
     if isinstance(value, str):
         return well_formed(value)

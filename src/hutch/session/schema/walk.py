@@ -141,7 +141,7 @@ def _accepts_empty(schema: Any, root: SchemaRoot, left: list[int]) -> bool:
 
 
 def _requires_object(schema: Any, root: SchemaRoot, left: list[int]) -> bool:
-    """Returns True if the schema requires an object, directly or through schemas that must also match."""
+    """Returns True if the schema requires an object, itself or through `allOf` or references."""
     left[0] -= 1
     if not isinstance(schema, dict) or left[0] < 0:
         return False

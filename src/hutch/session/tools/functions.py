@@ -71,7 +71,8 @@ def tool(
     output_schema: Schema | None = None,
     idempotent: bool = False,
 ) -> Any:
-    """Creates a tool from a function, as a call or as a decorator. It can still be called as the function.
+    """Creates a tool from a function, as a call or as a decorator. The tool can still be called like the
+    function.
 
     Name, description and schemas default to the function's name, docstring and hints. Async functions run in
     the event loop, others in a worker thread. The result of an async generator is the list of its values,
@@ -106,7 +107,8 @@ def cached_tool(fn: Callable[..., Any]) -> Tool:
     if not inspect.isfunction(fn):
         return tool(fn)
     cached: tuple[Any, Tool] | None = fn.__dict__.get(_TOOL_ATTRIBUTE)
-    # functools.wraps copies this attribute to the wrapper, which needs its own tool. So compare the function.
+    # Compare the function: functools.wraps copies this attribute to a wrapper, but the wrapper needs its own
+    # tool.
     if cached is None or cached[0] is not fn:
         cached = fn.__dict__[_TOOL_ATTRIBUTE] = (fn, tool(fn))
     return cached[1]
@@ -276,7 +278,8 @@ def _convert_by_schema(schema: Schema, count: int, where: str) -> Convert:
     def convert(value: Any) -> tuple[Any, ...]:
         reason = check(value)
         if reason is not None:
-            # A call without an argument arrives as null.
+            # Treat null as an empty object if the schema allows that, because a call without an argument
+            # arrives as null.
             if value is not None or check({}) is not None:
                 raise Mismatch(reason)
             value = {}
@@ -368,7 +371,8 @@ def _call_function(
             try:
                 decoded = await decode_large_value(raw)
             except NotJsonSafe:
-                # Keys such as 1 and "1" have the same text. The guest gets the last one.
+                # Validate the decoded text: keys such as 1 and "1" have the same text, and the guest gets
+                # only the last one.
                 decoded = decode_value(raw)
             reason = check(decoded)
         if reason is not None:

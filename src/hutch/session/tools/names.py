@@ -55,8 +55,8 @@ def safe_names(originals: Iterable[str]) -> dict[str, str]:
 
 
 def letters(name: str) -> str:
-    """Returns the letters and digits of a name in lower case. They are the same in an original name, such as
-    `my-server`, in its name in scripts, and in a qualified name (`my-server__create_issue`).
+    """Returns the letters and digits of a name in lower case. They are the same in all spellings of a name:
+    the original (`my-server`), the name in scripts, and a qualified name (`my-server__create_issue`).
     """
     return "".join(filter(str.isalnum, name)).lower()
 

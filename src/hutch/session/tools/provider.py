@@ -20,7 +20,7 @@ from hutch.session.tools.tool import Tool, ToolContext
 logger = logging.getLogger("hutch.tools")
 
 MAX_MESSAGE_CHARS = 8_000
-# Clients choose names too, so longer manifests are not cached.
+# Longer manifests are not cached, because clients choose the names and could fill the memory.
 MAX_CACHED_NAME_CHARS = 16_384
 
 
@@ -123,7 +123,7 @@ class Provider:
             raise
         except (Exception, SystemExit) as error:
             if not isinstance(error, ToolError):
-                # The guest gets only the message; the traceback is for the author of the tool.
+                # Log the traceback for the author of the tool, because the guest gets only the message.
                 exc_info = (type(error), error, _trace_of_the_tool(error.__traceback__))
                 logger.warning("the tool %s.%s failed", self.name, tool.name, exc_info=exc_info)
             raise _as_tool_error(error) from error
@@ -158,7 +158,8 @@ def _names_json(provider: str, names: tuple[tuple[str, str, bool], ...]) -> byte
     return encode_value({"name": provider, "tools": _entries(names), "types": ""})
 
 
-# Many providers exist for one run only and have the same tools as the provider of the previous run.
+# Cached by content, because many providers exist for one run only and have the same tools as the provider
+# before.
 _cached_names_json = lru_cache(256)(_names_json)
 
 

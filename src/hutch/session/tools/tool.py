@@ -74,8 +74,8 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
         raise Suspend(message, token=token)
 
     def progress(self, value: Any) -> None:
-        """Reports a JSON-safe value to the listeners of the run, which get it as a `ToolProgress` event. Does
-        nothing if there are none. Sync tools may call it from their thread.
+        """Sends a JSON-safe value to the listeners of the run, as a `ToolProgress` event. Does nothing
+        without listeners. Sync tools may call this method from their thread.
 
         Raises ToolError if the value is not JSON-safe.
         """
@@ -160,7 +160,7 @@ class FunctionTool(Tool, Generic[P, R]):
             idempotent=idempotent,
         )
         self._function = function
-        # Does not copy the attributes of the function: they could replace those of the tool.
+        # `updated=()`, because the function's attributes could replace those of the tool.
         update_wrapper(self, function, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
