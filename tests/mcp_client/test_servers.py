@@ -201,7 +201,7 @@ async def test_excluded_tools_are_hidden_and_cannot_be_called(
         http_server("everything", urls["http"], include=("get*", "echo", "nope"), exclude=("get-user",)),
     )
     assert {tool.name for tool in await servers.tools()} == {"get_user", "getUserName", "echo"}
-    assert only(servers).warnings == ("includeTools names 'nope', which it does not have",)
+    assert only(servers).warnings == ("includeTools names 'nope', which the server does not have",)
     for hidden in ("get-user", "crash"):
         with pytest.raises(UpstreamError) as caught:
             await servers.call("everything", hidden, {})

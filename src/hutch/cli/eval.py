@@ -80,7 +80,7 @@ def evaluate(
         is_saved = save_files(result.files, save_in, force=force)
     elif result.files and not json:
         names = ", ".join(f"{file.name} ({describe(file)})" for file in result.files)
-        print_note(f"the code wrote {names}; --save-files DIR saves what it writes")
+        print_note(f"the code wrote {names}; --save-files DIR saves these files")
     return 0 if result.ok and is_saved else 1
 
 

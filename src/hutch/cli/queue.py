@@ -36,7 +36,7 @@ def expects_answer(command: Callable[P, int]) -> Callable[P, int]:
             return command(*args, **kwargs)
         except (KeyError, TypeError, AttributeError, IndexError):
             message = "its answer has an unknown format."
-            raise InvalidInput("server", message, remedy="Is it a Hutch of this version?") from None
+            raise InvalidInput("server", message, remedy="Is it a Hutch server of this version?") from None
 
     return run
 

@@ -163,7 +163,9 @@ def check_resource_uri(tool: McpTool, arguments: dict[str, Any]) -> None:
 
 def _missing_tools(config: ServerConfig, tools: dict[str, McpTool]) -> list[str]:
     names = [name for name in config.include or () if "*" not in name and config.includes(name)]
-    return [f"includeTools names {name!r}, which it does not have" for name in names if name not in tools]
+    return [
+        f"includeTools names {name!r}, which the server does not have" for name in names if name not in tools
+    ]
 
 
 def limit_warnings(warnings: tuple[str, ...]) -> tuple[str, ...]:

@@ -219,7 +219,7 @@ def add_master_key(home: Path, environ: Mapping[str, str]) -> MasterKeys:
         raise VaultError(
             f"The master key is in {MASTER_KEY_VARIABLE}, which only you can change.",
             remedy=f"Put a new key after the current one in {MASTER_KEY_VARIABLE} of every server, separated "
-            f"by a comma, restart the servers, then put it first. {_GENERATE_REMEDY}",
+            f"by a comma, restart the servers, then put the new key first. {_GENERATE_REMEDY}",
         )
     load_master_keys(home, environ)
     file = home / MASTER_KEY_FILE
@@ -268,4 +268,4 @@ def _parse_key(text: str, where: str) -> MasterKey:
 
 
 def _restore_remedy(where: str | Path) -> str:
-    return f"Restore {where} from a backup; without it, the data encrypted with it is lost."
+    return f"Restore {where} from a backup; without its keys, the data encrypted with them is lost."

@@ -52,7 +52,8 @@ def test_failed_step_gets_a_hint_to_its_values() -> None:
 
 def test_option_that_would_have_helped_is_named() -> None:
     refused = rep_error(2001, "the operator can allow it with h:9 in the setting egress_allow.")
-    assert next_step_hint(failed(refused), JOURNALED) == "--egress-allow HOST:PORT allows it for one run"
+    hint = "--egress-allow HOST:PORT allows this address for one run"
+    assert next_step_hint(failed(refused), JOURNALED) == hint
     shell = failed(rep_error(1002, "has no steps of the kind shell.run", details={"missing": ["shell.run"]}))
     assert "--allow-shell" in (next_step_hint(shell, JOURNALED) or "")
     assert next_step_hint(shell, RunOptions(run_id="r", allow_shell=True)) is None

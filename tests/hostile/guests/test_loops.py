@@ -147,9 +147,7 @@ async def test_neighbours_of_a_killed_process_are_retried_or_get_an_error(one_pr
     victim = await with_tool
     assert victim.error is not None
     assert victim.error.code == "internal_error"
-    assert (
-        victim.error.message == "The runner was lost: another execution blocked the process that they shared"
-    )
+    assert victim.error.message == "The runner was lost: another execution in the same process blocked it"
     assert calls == 1
     assert not exists(shared)
 

@@ -68,7 +68,7 @@ def add_abilities(user: str, file: Path | None, *, code: Path | None, shared: bo
             print_note(note)
         if definition.produces:
             keys = ", ".join(produced.key for produced in definition.produces)
-            print_note(f"its runs store credentials of the user who runs it: {keys}")
+            print_note(f"each run stores credentials of the user who runs the ability: {keys}")
     if has_unknown_kind:
         print_note(_KIND_NOTE)
     return 0
@@ -99,7 +99,7 @@ def _missing_credentials(
             yield f"{login} obtains {text} when it is needed"
         else:
             kind = definition.credential_kinds.get(key.text)
-            yield f"it needs a credential: {_set_command(user, text, kind)}"
+            yield f"the ability needs a credential: {_set_command(user, text, kind)}"
 
 
 async def _produced_keys(
@@ -389,7 +389,7 @@ def _remedies(user: str, ability_id: str, version: int | None, body: Mapping[str
             if any(key not in kinds for key in keys):
                 yield _KIND_NOTE
     if body["errorCode"] != "NOT_FOUND" and "egress_allow" in body["error"]:
-        yield "--egress-allow HOST:PORT allows it for this run"
+        yield "--egress-allow HOST:PORT allows this address for one run"
 
 
 async def _run(

@@ -41,7 +41,7 @@ def unshare_ability(owner: str, ability_id: str, users: Sequence[str], groups: S
     removed, shares = with_store(unshare)
     _print_shares(ability_id, shares)
     if not removed:
-        print_note("nothing changed: it was not shared with them")
+        print_note("nothing changed: the ability was not shared with them")
     return 0 if removed else 1
 
 

@@ -158,7 +158,7 @@ def next_step_hint(outcome: RunOutcome, options: RunOptions) -> str | None:
     if details.get("held"):
         return f"`hutch flow logs {outcome.run_id} --follow` shows its progress"
     if "egress_allow" in str(error.get("message")):
-        return "--egress-allow HOST:PORT allows it for one run"
+        return "--egress-allow HOST:PORT allows this address for one run"
     # A resumed run uses the same flow and options, so any other error would occur again.
     lost_runtime = error.get("code", 0) >= 3000 and data.get("cause") not in _PERMANENT_CAUSES
     if outcome.cancelled or data.get("retriable") or lost_runtime:

@@ -108,7 +108,9 @@ def show_credential(user: str, about: str, *, json: bool) -> int:
     domain, key = _domain_and_key(about)
     rows = [row for row in _load_credentials(user, domain) if key is None or row.key.lower() == key.lower()]
     if not rows:
-        raise InvalidInput("DOMAIN", f"{user} has no credential for it.", remedy=_LIST_HINT.format(user=user))
+        raise InvalidInput(
+            "DOMAIN", f"{user} has no credential for this domain.", remedy=_LIST_HINT.format(user=user)
+        )
     if json:
         print_json(msgspec.json.encode([_credential_summary(row) for row in rows]))
     else:

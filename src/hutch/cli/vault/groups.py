@@ -68,7 +68,7 @@ def remove_group(name: str, users: Sequence[str], *, yes: bool) -> int:
         removed, members = with_store(remove_members)
         _print_members(name, members)
         if not removed:
-            print_note("nothing changed: they were not in this group")
+            print_note("nothing changed: these users were not in the group")
         return 0 if removed else 1
 
     async def remove(store: Store) -> bool:

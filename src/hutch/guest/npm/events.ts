@@ -3,7 +3,7 @@
 import { createToolFunction, type Emit } from "../tools.ts";
 import type { Manifest } from "../wire.ts";
 
-/** Provider of these tools. The package cannot call it. */
+/** Name of the provider of the host's tools for events. The package cannot call these tools. */
 const PROVIDER = "events";
 /** Maximum number of values in transit. While there are this many, the generator is not advanced. */
 const MAX_PENDING = 64;

@@ -13,7 +13,7 @@ interface Process {
   reallyExit: (code?: number) => void;
 }
 
-/** Thrown by calls that would end the process, because they must not return. */
+/** Thrown by calls that would end the process, because such calls must not return. */
 class ExitAttempt extends Error {}
 
 /**

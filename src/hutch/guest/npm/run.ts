@@ -31,7 +31,7 @@ interface Request {
   name: string;
   params?: Record<string, unknown>;
   stream?: boolean;
-  /** Refuse parameters that do not match the tool's schema, and apply its defaults. */
+  /** Refuse parameters that do not match the tool's schema, and apply the defaults of the schema. */
   validate?: boolean;
 }
 
@@ -215,7 +215,7 @@ export class Run {
     this.#finish(this.#withFindings((more) => errorResult(toolError, more)));
   }
 
-  /** Adds the findings to a result, unless it would become too large. */
+  /** Adds the findings to a result, unless the result would become too large. */
   #withFindings(result: (more: string) => string): string {
     const { maxResultBytes = Infinity } = this.#request.options;
     const complete = result(this.#findings);

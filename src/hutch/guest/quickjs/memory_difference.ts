@@ -95,7 +95,10 @@ function addUsedBlocks(bounds: number[], memory: Uint32Array, from: number): voi
   if (start >= 0) bounds.push(start, memory.length);
 }
 
-/** Changes `memory`, which equals the image and is 0 beyond it. Returns false if the difference is invalid. */
+/**
+ * Applies a difference to `memory`, which must equal the image and be 0 beyond the image. Returns false if
+ * the difference is invalid.
+ */
 export function applyDifference(memory: Uint32Array, words: Uint32Array): boolean {
   let to = 0;
   for (let at = 0; at < words.length;) {

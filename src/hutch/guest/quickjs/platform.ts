@@ -16,8 +16,8 @@ const PARTS = [
 const SETTABLE: readonly string[] = PARTS.filter((part) => part !== "origin");
 
 /**
- * Parses `href` with the base `argument` (operation `parse`), or sets a part of it to `argument`.
- * Returns the URL's parts as JSON, or "" if it is invalid.
+ * Parses `href` with the base `argument` (operation `parse`), or sets a part of it to `argument`. Returns the
+ * URL's parts as JSON, or "" if the URL is invalid.
  */
 export function urlParts(operation: string, href: string, argument: string): string {
   try {

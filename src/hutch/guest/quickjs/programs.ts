@@ -24,7 +24,10 @@ export function programResult({ options }: Execute, program: Program): Result {
   return { ok: false, error: { code: "result_too_large", message } };
 }
 
-/** Returns the number of bytes in UTF-8. The number is inexact if it is certainly below `maxBytes`. */
+/**
+ * Returns the length of a text in UTF-8 bytes. If no text of this `length` can exceed `maxBytes`, returns only
+ * the `length`, which may be shorter.
+ */
 export function byteLength(text: string, maxBytes: number): number {
   return 3 * text.length <= maxBytes ? text.length : new TextEncoder().encode(text).length;
 }

@@ -183,7 +183,10 @@ export class Runner {
     if (!run.busy) this.#trySuspend(run);
   }
 
-  /** Sends the state of an execution to the host and ends it here, if it only waits for calls or timers. */
+  /**
+   * Sends the state of an execution to the host and ends the execution here, if it only waits for calls or
+   * timers.
+   */
   #trySuspend(run: Run): void {
     const { id, vm, suspendBelow } = run;
     if (!run.isWaiting) return;
@@ -234,7 +237,7 @@ export class Runner {
         if (!await run.vm.call(run.vm.image.entry[entry], args(), run.isOverdue)) this.#stopped(run);
       }
       if (run.cancelled) this.#timeOut(run);
-      // QuickJS may lack the memory to report that it is out of memory.
+      // Report exhausted memory here, because QuickJS may lack the memory to report it.
       if (!run.over && run.vm.faults > 0 && run.calls.size + run.timers.size === 0) this.#exhausted(run);
     } catch (error) {
       isIntact = false;
@@ -312,7 +315,7 @@ export class Runner {
     this.#finish(run, false, undefined, { ...TIMED_OUT, ...at, stack: frames });
   }
 
-  /** Ends a turn of a session and sends its memory. */
+  /** Ends a turn of a session and sends the session's memory. */
   #endTurn(run: Run, result?: string): void {
     const { form, maxBytes } = run.request.turn!;
     if (form === "variables") return this.#end(run, { ok: true, result });

@@ -13,7 +13,8 @@ const PART_WORDS = 32 * 1024;
 export type VmState = Omit<SavedMemory, "words">;
 
 /**
- * State except for the memory itself. The host stores it and sends it back unchanged, except for the timers.
+ * State of a suspended execution, except for its memory. The host stores this state and sends it back. It
+ * changes only the timers.
  */
 export interface SuspendedState {
   memory: VmState;

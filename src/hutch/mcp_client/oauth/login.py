@@ -63,7 +63,7 @@ async def login(
     """
     transport = config.transport
     if not isinstance(transport, HttpConfig):
-        message = "it is a local program, which has no login; pass it what it needs in `env`"
+        message = "it is a local program without a login; set the variables that it needs in `env`"
         raise UpstreamError(config.name, None, message, kind="login_required")
     with _open_callback(config, transport.oauth.port) as callback:
         store = _LoginStorage(_configured_client(transport.oauth, callback.url))

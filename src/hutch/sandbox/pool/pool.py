@@ -32,7 +32,7 @@ SPREAD_AT = 2
 BUSY_SECONDS = 1.0
 # Time after which a runner that did not confirm a cancellation is killed.
 UNRESPONSIVE_SECONDS = 0.25
-BLOCKED = "another execution blocked the process that they shared"
+BLOCKED = "another execution in the same process blocked it"
 CLEANUP_SECONDS = 5.0
 # Delay before the successor of a single-use process starts. If the process ends sooner, the successor starts
 # immediately.

@@ -27,7 +27,7 @@ export function Chart({ label, times, series, format, height = 150 }: {
   shown.current = data(times, series);
   useEffect(() => {
     const element = box.current!;
-    // A canvas needs a plain colour, and the value of a variable may depend on the theme.
+    // Resolve the variable, because a canvas needs a plain colour and the value may depend on the theme.
     const css = (name: string) => {
       element.style.color = `var(${name})`;
       const { color } = getComputedStyle(element);

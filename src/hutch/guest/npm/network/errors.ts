@@ -44,7 +44,10 @@ const CAUSES: [words: RegExp, code: string, message: string][] = [
   [/connection closed|unexpected (?:end of file|eof)|IncompleteMessage|SendRequest/i, "UND_ERR_SOCKET", ""],
 ];
 
-/** Returns the error for a connection that the proxy refused or could not open, with its code and reason. */
+/**
+ * Returns the error for a connection that the proxy refused or could not open, with the code and reason of
+ * the proxy.
+ */
 export function connectionError({ host, port }: Target, code: string, reason: string): Error {
   if (code === "ENOTFOUND" || code === "EAI_AGAIN") {
     const fields = { syscall: "getaddrinfo", hostname: host };
@@ -53,7 +56,7 @@ export function connectionError({ host, port }: Target, code: string, reason: st
   if (code === "ECONNRESET") return nodeError("read ECONNRESET", code, { syscall: "read" });
   if (code === "UND_ERR_SOCKET") return otherSideClosed();
   if (!(code in NUMBERS) && !/^E[A-Z]+$/.test(code)) return nodeError(reason, code);
-  // Only the proxy knows why it refuses a destination.
+  // Add the reason, because only the proxy knows why it refuses a destination.
   const detail = code === "EACCES" ? `: ${reason}` : "";
   const fields = { syscall: "connect", address: host, port };
   return nodeError(`connect ${code} ${host}:${port}${detail}`, code, fields);

@@ -113,7 +113,8 @@ function withClient(init: any, client: () => Deno.HttpClient): any {
   if (init.client !== undefined) return init;
   const prototype = getPrototypeOf(init);
   if (prototype === Object.prototype || prototype === null) return { ...init, client: client() };
-  // `init` may be a Request, for example. Its properties are inherited, so they cannot be copied as above.
+  // `init` may be a Request, for example. The properties of a Request are inherited, so they cannot be copied
+  // as above.
   return new Proxy(init, {
     get: (target, name) => name === "client" ? client() : Reflect.get(target, name, target),
   });

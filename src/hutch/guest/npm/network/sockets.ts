@@ -46,7 +46,7 @@ export interface Modules {
 
 const { getOwnPropertySymbols, getPrototypeOf } = Object;
 
-/** Calls `install` when the first socket is created, by hooking the constructor of its base, EventEmitter. */
+/** Calls `install` when the first socket is created, by hooking EventEmitter, the base class of sockets. */
 export function onFirstSocket(install: (modules: Modules) => void): void {
   onProcess((process) => {
     const Emitter = getPrototypeOf(getPrototypeOf(process)).constructor;
@@ -74,7 +74,7 @@ function isSocket(emitter: object): boolean {
 export function tunnelSockets(net: any, proxy: Target): void {
   const { prototype } = net.Socket;
   const connect: Connect = prototype.connect;
-  // Node's method to replace a socket's handle when it tries the next address of a host.
+  // Node's method that replaces the handle of a socket to try the next address of a host.
   const replaceHandle = getOwnPropertySymbols(prototype).find(({ description }) =>
     description === "kReinitializeHandle"
   )!;

@@ -1,4 +1,4 @@
-/** CONNECT requests to a proxy, and its responses. */
+/** CONNECT requests to a proxy, and the responses of the proxy. */
 
 import { connectionError } from "./errors.ts";
 
