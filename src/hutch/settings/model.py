@@ -326,7 +326,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cluster_tls_key: str | None = None
     worker_places: dict[str, int] = {}
     """Executions that a worker runs at the same time, by engine, instead of the defaults: 64 for each core
-    for `quickjs`, four fifths of `max_processes` for all other engines together.
+    for `quickjs`, four fifths of `max_processes` for all other engines together. The largest number given for
+    one of these others counts for all of them.
     """
 
     log_level: Literal["debug", "info", "warning", "error"] = "warning"

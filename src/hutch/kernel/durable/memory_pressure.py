@@ -71,12 +71,13 @@ class MemoryPressure:
         chosen = [
             id for id in kernel.active if id in scarce and id not in self._asked and kernel.can_store(id)
         ]
-        for run_id in chosen[: self._max_stored_at_once]:
+        del chosen[self._max_stored_at_once :]
+        for run_id in chosen:
             self._asked[run_id] = now
             kernel.store_waiting_run(run_id)
         if chosen:
-            logger.info("memory is scarce: storing %d waiting runs", len(self._asked))
-        return chosen[: self._max_stored_at_once]
+            logger.info("memory is scarce: storing %d waiting runs", len(chosen))
+        return chosen
 
     def _runs_in_large_processes(self) -> Iterator[str]:
         is_machine_full = self._free_share() < MIN_FREE_SHARE

@@ -60,8 +60,8 @@ class QueuedCode:
         """Waits for a run that another server has stored as a checkpoint. Returns None if there is no
         checkpoint.
         """
-        store_row = await self._suspended_runs.state(attempt.run_id)
-        if store_row is None or (store_row == "ended" and not attempt.row.has_effects):
+        state = await self._suspended_runs.state(attempt.run_id)
+        if state is None or (state == "ended" and not attempt.row.has_effects):
             return None
         try:
             await self._suspended_runs.recover(attempt.run_id)
