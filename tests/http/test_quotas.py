@@ -149,7 +149,7 @@ def test_console_shows_quota_and_usage(operator: httpx2.Client, key: dict[str, A
         ({LIMIT: 1.5}, f"`{LIMIT}`: expected a whole number from 0"),
         ({LIMIT: True}, f"`{LIMIT}`: expected a whole number from 0"),
         ({"max_executions": 1}, "`max_executions`: expected one of max_concurrent_executions"),
-        ({"weight": 2}, "`weight`: only users have one"),
+        ({"weight": 2}, "`weight`: only users have a weight"),
     ],
 )
 def test_invalid_quota_names_the_field(

@@ -151,7 +151,9 @@ class Remote:
         """Raises SessionError, and HutchError if the server does not support sessions."""
         await self._connected()
         if not self._has_sessions:
-            raise HutchError(f"{self._url} has no sessions.", remedy="Use a server of Hutch that has them.")
+            raise HutchError(
+                f"{self._url} does not support sessions.", remedy="Use a Hutch server that supports them."
+            )
         limits = msgspec.structs.replace(execution.limits, session=request)
         result = await self._execute(msgspec.structs.replace(execution, limits=limits), run)
         error = result.error

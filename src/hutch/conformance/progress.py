@@ -54,7 +54,7 @@ class Progress:
                 await reporter
 
     def _write(self, text: str) -> None:
-        # stderr may be closed.
+        # Ignore errors, because stderr may be closed.
         with contextlib.suppress(OSError, ValueError):
             self._stream.write(text)
             self._stream.flush()

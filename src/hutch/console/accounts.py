@@ -107,7 +107,9 @@ class AccountHandlers:
         """
         quota = _quota(await self._bodies.read_object(context.request))
         if quota.weight is not None:
-            raise ApiError("invalid_request", "`weight`: only users have one. Set it for the user.")
+            raise ApiError(
+                "invalid_request", "`weight`: only users have a weight. Set it for the user of the key."
+            )
         return await self._set_quota(await self._find_key(context), quota)
 
     async def _set_quota(self, subject: str, quota: Quota) -> Response:

@@ -141,8 +141,10 @@ class AccessControl:
                 503, "API keys cannot be verified; the server's log says why", {"Retry-After": "1"}
             )
         if protocol is not None and not identity.may(protocol):
-            scopes = ", ".join(identity.key.scopes) or "nothing"
-            return Refusal(403, f"This key is for {scopes}, not for {protocol}; {key_advice(protocol)}")
+            scopes = ", ".join(identity.key.scopes) or "none"
+            return Refusal(
+                403, f"This key lacks the scope {protocol} (it has: {scopes}); {key_advice(protocol)}"
+            )
         caller_key.set(identity.key.id)
         return Caller(identity.user.id, identity)
 
@@ -281,14 +283,14 @@ def _bearer_token(connection: HTTPConnection) -> str:
     scheme, _, token = connection.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer":
         return ""
-    # Starlette decodes headers as Latin-1, but keys are UTF-8.
+    # Decode again, because Starlette decodes headers as Latin-1, but keys are UTF-8.
     return token.strip().encode("latin-1").decode("utf-8", "surrogateescape")
 
 
 def key_advice(*scopes: str) -> str:
     """Returns advice for a caller whose key lacks these scopes."""
     options = " ".join(f"--scope {scope}" for scope in scopes)
-    return f"create one with `hutch key add USER {options}`"
+    return f"create a key with `hutch key add USER {options}`"
 
 
 def is_script(connection: HTTPConnection) -> bool:

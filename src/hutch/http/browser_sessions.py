@@ -128,6 +128,6 @@ def _is_from_own_page(connection: HTTPConnection) -> bool:
     site = headers.get("sec-fetch-site")
     if site is not None:
         return site in ("same-origin", "none")
-    # Browsers send no Sec-Fetch-Site over plain HTTP, except to loopback.
+    # Check Origin instead, because browsers send no Sec-Fetch-Site over plain HTTP, except to loopback.
     origin = headers.get("origin")
     return origin is None or origin.lower().partition("://")[2] == headers.get("host", "").lower()

@@ -21,7 +21,7 @@ class PrefixRoute(Route):
             return Match.NONE, {}
         path = scope.get(CANONICAL_PATH)
         if path is None:
-            # Starlette asks every route until one matches, so the path is computed once per request.
+            # Cache the path, because Starlette asks every route until one matches.
             path = scope[CANONICAL_PATH] = canonical_path(scope["path"])
         return super().matches(scope if path == scope["path"] else {**scope, "path": path})
 

@@ -85,4 +85,4 @@ async def target_request(
 
 def _check_scope(caller: QueueCaller, scope: str) -> None:
     if not caller.may(scope):
-        raise Forbidden(f"This key is not for {scope}.")
+        raise Forbidden(f"This key lacks the scope {scope}.")

@@ -134,7 +134,7 @@ async def test_wrong_timeout_fails(executor: FakeExecutor, fault: Fault, reason:
     ("slow", "reason"),
     [
         (None, "--slow-tool PACKAGE@VERSION#NAME"),
-        (WAKE, "the slow tool was done after 0.0 s; one is needed that runs for more than 120 s"),
+        (WAKE, "the slow tool was done after 0.0 s; the check needs a tool that runs for more than 120 s"),
         (SampleTool("nowhere", None, "sleep", {}), "the slow tool ended with PACKAGE_NOT_FOUND"),
     ],
 )

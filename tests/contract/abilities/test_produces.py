@@ -130,13 +130,13 @@ async def test_failed_login_gives_the_error_of_the_call_and_its_reason(harness: 
     login = await harness.add(login_code(harness), produces={KEY: "body.access_token"})
     got = await call_dependent(harness, login)
     assert (got.status, got.body["errorCode"]) == (400, "MISSING_CREDENTIALS")
-    assert f"The login {login}, which obtains them, failed: " in got.body["error"]
+    assert f"The login {login}, which obtains these credentials, failed: " in got.body["error"]
     assert got.body["missingCredentials"] == [KEY]
     await harness.credential("Authorization", f"Bearer {TOKEN}")
     harness.api.responses["/data"] = http_response("401 Unauthorized")
     rejected = await call_dependent(harness, login)
     assert (rejected.status, rejected.body["errorCode"]) == (401, "UPSTREAM_ERROR")
-    assert f"The login {login}, which obtains them, failed: " in rejected.body["error"]
+    assert f"The login {login}, which obtains these credentials, failed: " in rejected.body["error"]
 
 
 async def test_credentials_that_the_login_lacks_are_those_to_store(harness: AbilityHarness) -> None:

@@ -80,7 +80,7 @@ async def test_key_is_removed_with_its_user(bo: UserClient) -> None:
 async def test_key_is_valid_for_its_scopes_only(ability_server: AbilityServer) -> None:
     code = await ability_server.user("scoped", scopes=("execbox",))
     message = error_message(await code.get("/my/abilities"), 403, "FORBIDDEN")
-    assert "for execbox, not for abilities" in message
+    assert "lacks the scope abilities (it has: execbox)" in message
     assert await can_execute(ability_server, code.secret)
 
 
@@ -103,7 +103,7 @@ async def test_other_protocols_require_their_scope(bo: UserClient) -> None:
         error = response.json()["error"]
         # TPMJS sends a text to clients that name no version of its protocol.
         message = error if isinstance(error, str) else error["message"]
-        assert "This key is for abilities, mcp, not for " in message
+        assert "(it has: abilities, mcp); create a key with " in message
 
 
 async def test_operator_routes_refuse_users_keys(ability_server: AbilityServer) -> None:

@@ -154,7 +154,7 @@ def _retry_after(response: ExecutorResponse) -> float | None:
     if response.status not in (429, 503):
         return None
     value = response.headers.get("retry-after", "")
-    # The date format of Retry-After is not supported.
+    # Retry-After may also be a date, which is ignored here.
     delay = float(value) if value.isascii() and value.isdigit() else None
     return delay if delay is not None and delay <= MAX_RETRY_AFTER_SECONDS else None
 

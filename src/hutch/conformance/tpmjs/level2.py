@@ -20,7 +20,7 @@ MIN_TIMEOUT_SHARE = 0.9
 # Larger body limits are not tested.
 MAX_BODY_BYTES = 64 * 1024 * 1024
 
-NO_KEY = "needs an executor with a key, and the key with --api-key"
+NO_KEY = "needs an executor that requires a key, and this key in --api-key"
 
 
 # --- /info ---
@@ -55,7 +55,7 @@ async def _info_version(target: ExecutorTarget) -> None:
 async def _capability(target: ExecutorTarget, name: str) -> object:
     capabilities = await target.capabilities()
     if name not in capabilities:
-        raise FeatureMissing(f"there is no such field; there are {', '.join(capabilities) or 'none'}")
+        raise FeatureMissing(f"there is no such field; the fields are {', '.join(capabilities) or 'none'}")
     return capabilities[name]
 
 
@@ -74,7 +74,7 @@ async def _modes(target: ExecutorTarget) -> None:
 async def _max_time(target: ExecutorTarget) -> None:
     value = await _capability(target, "maxExecutionTimeMs")
     if not is_natural(value) or value < MIN_EXECUTION_MS:  # type: ignore[operator]
-        raise CheckFailed(f"expected a number from {MIN_EXECUTION_MS}, got {show(value)}")
+        raise CheckFailed(f"expected an integer of at least {MIN_EXECUTION_MS}, got {show(value)}")
 
 
 async def _max_body(target: ExecutorTarget) -> None:
@@ -152,7 +152,7 @@ async def _timeout(target: ExecutorTarget) -> str:
         raise NotTested("needs a tool that runs too long: --slow-tool PACKAGE@VERSION#NAME")
     declared = await target.limit("maxExecutionTimeMs")
     limit = (declared or EXECUTION_MS) / 1000
-    # A request for an unknown tool takes only the time for loading the package.
+    # Measure the loading of the package with a request for an unknown tool, which takes only this time.
     loading = (await target.execute(target.slow_tool.request(name=UNKNOWN))).seconds
     max_seconds = limit + target.timeouts.installation
     async with target.progress.waiting("Waiting for the slow tool's timeout", max_seconds):
@@ -177,7 +177,7 @@ def _expect_timeout(response: ExecutorResponse, limit: float, loading: float) ->
     summary = f"the slow tool {end} after {response.seconds:.1f} s"
     if ran_long_enough:
         raise CheckFailed(f"{summary}: expected EXECUTION_TIMEOUT at {limit:g} s")
-    raise NotTested(f"{summary}; one is needed that runs for more than {limit:g} s")
+    raise NotTested(f"{summary}; the check needs a tool that runs for more than {limit:g} s")
 
 
 # --- body limit ---

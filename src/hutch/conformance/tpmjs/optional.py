@@ -35,7 +35,7 @@ async def _stream(target: ExecutorTarget) -> None:
         raise NotSupported
     response.expect(200)
     if not declared:
-        raise CheckFailed("it streams, but GET /info does not declare it")
+        raise CheckFailed("the executor streams, but GET /info does not declare streaming")
     _expect_stream(response)
 
 
@@ -47,7 +47,7 @@ def _expect_stream(response: ExecutorResponse) -> None:
         raise CheckFailed(f"expected log and partial events and one result at the end, got {actual}")
     data: Any = None
     for event in events:
-        # The specification does not define the format of log lines.
+        # Skip log events, because the specification does not define the format of log lines.
         if event.event == "log":
             continue
         try:

@@ -41,7 +41,7 @@ class RunIdHeaders:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # Tasks that the request starts inherit the variable, so they add to the same list.
+        # Use one list for the request and its tasks, which inherit the variable.
         ids: list[str] = []
         token = _ids.set(ids)
 

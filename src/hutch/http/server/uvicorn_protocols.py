@@ -89,7 +89,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         self._is_lingering = True
         self.transport.write(_error(503, "The server has too many connections; try again later"))
-        # With unread input, closing would discard the response.
+        # Close only the output. Closing the connection with unread input would discard the response.
         self.transport.write_eof()
         self._head_timeout.start(LINGER_SECONDS)
 
@@ -178,7 +178,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     # --- parser callbacks ---
 
     def on_message_begin(self) -> None:
-        # A pipelined request can start in the data that ended the previous one.
+        # Start the timeout here, too, because a pipelined request can start in the data that ended the
+        # previous one.
         self._head_timeout.start()
         self._hosts = []
         self._body_left = 0
@@ -310,7 +311,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def handle_websocket_upgrade(self) -> None:
         if self._is_answering:
-            # The response to an earlier request would become part of the WebSocket.
+            # Refuse the upgrade. Otherwise the response to an earlier request would become part of the
+            # WebSocket.
             self._error = (400, "Upgrade: expected no earlier request on this connection without a response")
             self.send_400_response(self._error[1])
             return
@@ -328,7 +330,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         # `cycle` is None before the first request, although uvicorn's types do not say so.
         cycle: Any = self.cycle
         if cycle is not None and not cycle.response_complete:
-            # An earlier request of this connection is still being answered.
+            # Wait again, because an earlier request of this connection is still being answered.
             self._head_timeout.start()
         else:
             self.transport.close()
@@ -369,7 +371,7 @@ class QuietWebSocketProtocol(WebSocketsSansIOProtocol):
 
     async def send(self, message: ASGISendEvent) -> None:
         await super().send(message)
-        # uvicorn does not set this flag, and would log an error for every refused upgrade.
+        # Set the flag here. uvicorn does not set it, and would log an error for every refused upgrade.
         self.handshake_complete = self.handshake_complete or self.close_sent
 
 

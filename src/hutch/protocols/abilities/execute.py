@@ -109,7 +109,7 @@ class LoginFailure(msgspec.Struct, frozen=True):
     """Fields of the login's own MissingCredentials error. Empty if the login failed for another reason."""
 
     def __str__(self) -> str:
-        return f"The login {self.ability_id}, which obtains them, failed: {self.reason}"
+        return f"The login {self.ability_id}, which obtains these credentials, failed: {self.reason}"
 
 
 class _Call(msgspec.Struct, frozen=True, kw_only=True):

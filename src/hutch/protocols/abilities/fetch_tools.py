@@ -100,7 +100,7 @@ class FetchTools:
         provider = Provider(
             "upstream", {name: Tool(name, partial(_call, tool)) for name, tool in tools.items()}
         )
-        # Traces show the requests instead of these tool calls.
+        # Hide these tool calls in traces, because traces show the requests themselves.
         provider.is_internal = True
         return provider
 

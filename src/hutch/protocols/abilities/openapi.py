@@ -72,7 +72,7 @@ def describe() -> ApiPart:
         example={"params": {"username": "ada"}, "transformCode": "(data) => ({ name: data.name })"},
         parameters=[_ID],
     )
-    # The API of an ability may return any of these statuses too, so all of them have the same schema.
+    # Use the same schema for all statuses, because the API of an ability may return any of them, too.
     for status, described in execute["responses"].items():
         if status != "200":
             described["content"]["application/json"]["schema"] = ref("FailedAbility")

@@ -256,7 +256,7 @@ class AbilityHandlers:
         users, groups = [user] if user else [], [group] if group else []
         removed = await store.ability_shares.remove(ability.ability_id, ability.owner_id, users, groups)
         if not removed:
-            raise ApiError("not_found", f"It is not shared with {user_name or group_name!r}")
+            raise ApiError("not_found", f"The ability is not shared with {user_name or group_name!r}")
         return await self._share_list(ability)
 
     async def _share_list(self, ability: Ability) -> Response:
@@ -351,7 +351,8 @@ async def _list_json(rows: Sequence[Ability], user: User, store: Store) -> list[
 
 
 def _search_response(text: str, abilities: list[dict[str, Any]]) -> Response:
-    # The public client reads `results` from one search route and `abilities` from the other.
+    # Send the list twice, because the public client reads `results` from one search route and `abilities`
+    # from the other.
     return success(count=len(abilities), query=text, abilities=abilities, results=abilities)
 
 
@@ -377,7 +378,7 @@ def _check_not_shared(body: Mapping[str, Any]) -> None:
         raise ApiError(
             "forbidden",
             "shared: only the operator shares abilities with everyone, with `hutch ability add --shared`;"
-            " POST /my/abilities/{id}/shares shares one with users and groups",
+            " POST /my/abilities/{id}/shares shares an ability with users and groups",
         )
 
 

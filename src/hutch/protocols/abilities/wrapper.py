@@ -295,7 +295,7 @@ def truncate_body(body: Any, max_chars: int) -> TruncatedBody:
     specification.
     """
     encoded = encode_decoded_value(body)
-    # A text never has more UTF-16 units than UTF-8 bytes.
+    # Comparing bytes is enough here, because a text never has more UTF-16 units than UTF-8 bytes.
     if len(encoded) <= max_chars:
         return TruncatedBody(body)
     text = encoded.decode()

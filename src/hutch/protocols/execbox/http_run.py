@@ -198,7 +198,7 @@ class RunHandler:
 
         def add(event: RunEvent) -> None:
             name: Any = event.__struct_config__.tag
-            # Values are sent only if they are also recorded.
+            # Send values only if they are also recorded.
             shows_values = run.timeline is not None and run.timeline.keeps_values
             buffer.add(encode_event(name, event_json(event, run.id, values=shows_values)))
 

@@ -96,7 +96,7 @@ class ContinueRun(msgspec.Struct, forbid_unknown_fields=True):
     run_id: Annotated[
         str, Meta(min_length=1, max_length=100, description="The id that the answer of run_code contains.")
     ]
-    cancel: Annotated[bool, Meta(description="Whether to end the run instead.")] = False
+    cancel: Annotated[bool, Meta(description="Whether to cancel the run instead of continuing it.")] = False
     format: Format = "text"
 
 

@@ -298,7 +298,7 @@ class HutchMcpServer:
         if isinstance(outcome, Result):
             return await self._runs.continued_result(outcome, run.owner, structured=structured)
         if isinstance(outcome, SuspendedRun):
-            # The SDK passes on results with the type of an extension as they are.
+            # This cast is safe, because the SDK passes on results of an extension's type unchanged.
             return cast("CallToolResult", await self.tasks.created(run_id, owner))
         return outcome
 

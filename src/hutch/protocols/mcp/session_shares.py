@@ -81,6 +81,7 @@ class SessionShare:
 
 def _refusal(status: int, message: str, setting: str) -> Refusal:
     advice = (
-        f"Close one (DELETE /mcp), or try again later: one without requests ends after {IDLE_SECONDS:.0f} s"
+        "Close a session (DELETE /mcp), or try again later: a session without requests ends after"
+        f" {IDLE_SECONDS:.0f} s"
     )
     return Refusal(status, f"{message} (setting {setting}). {advice}", {"Retry-After": str(RETRY_SECONDS)})

@@ -246,7 +246,7 @@ class QueueHandlers:
         added = await self._starters.add_trigger(
             queue_caller(context.caller), body.name, *body.target, signature=body.signature, options=options
         )
-        # Only this response has the URL and the secret.
+        # Include the URL and the secret, which no later response contains.
         shown = {"url": f"/hooks/{added.token}", "secret": added.secret}
         return json_response({**responses.trigger(added.trigger), **shown}, 201)
 

@@ -219,7 +219,8 @@ class RunCatalog:
             return FoundRun(active=active)
         store = await self.store()
         head = await store.journal.head(run_id)
-        # Another owner's flow run with this id must not hide a run of the caller.
+        # Check the owner here, because another owner's flow run with this id must not hide a run of the
+        # caller.
         if head is not None and visible.allows(head.owner, "rep"):
             return FoundRun(flow=head)
         queued = await store.queued_runs.get(run_id)
@@ -229,7 +230,8 @@ class RunCatalog:
             return FoundRun(queued=queued)
         row = await store.runs.get(run_id)
         if row is None or row.outcome in ("suspended", "retrying", "interrupted"):
-            # The record of a run that has just ended, or that was continued, may still be in the queue.
+            # Flush first, because the record of a run that has just ended, or was continued, may not be
+            # written yet.
             with contextlib.suppress(StoreError):
                 await store.write_behind.flush()
             row = await store.runs.get(run_id)

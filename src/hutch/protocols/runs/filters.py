@@ -145,7 +145,7 @@ def parse_time(text: str, name: str) -> str:
         except OverflowError:
             return ""  # earlier than the time of any run
     try:
-        # A plus sign in a URL that was not escaped is a space.
+        # Restore the plus sign, because an unescaped plus sign in a URL is decoded as a space.
         moment = datetime.fromisoformat(text.strip().replace(" ", "+"))
         moment = moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
     except (ValueError, OverflowError):

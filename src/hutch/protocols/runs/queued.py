@@ -112,7 +112,7 @@ async def add_run(context: RequestContext, body: dict[str, Any], queue: RunQueue
         )
     if not context.caller.may(handler.protocol):
         scope = handler.protocol
-        raise ApiError("forbidden", f"This key is not for {scope}; {key_advice(scope)}")
+        raise ApiError("forbidden", f"This key lacks the scope {scope}; {key_advice(scope)}")
     request = body.get("request")
     if not isinstance(request, dict):
         raise ApiError("invalid_request", "request: expected an object")

@@ -202,7 +202,7 @@ def encode_recorded(value: Any) -> bytes:
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
-        # Inputs and outputs of guests may contain lone surrogates.
+        # Use `encode_value`, because inputs and outputs of guests may contain lone surrogates.
         return encode_value(value)
 
 

@@ -250,7 +250,7 @@ class RunHandlers:
 
     def _check_scope(self, context: RequestContext, protocol: str) -> None:
         if not context.caller.may(protocol) and protocol not in _PROTOCOLS_OF_ALL_KEYS:
-            raise ApiError("forbidden", f"This key is not for {protocol}")
+            raise ApiError("forbidden", f"This key lacks the scope {protocol}")
 
     async def replay(self, context: RequestContext) -> Response:
         body = await self._body.read_object(context.request, optional=True)
@@ -266,7 +266,9 @@ class RunHandlers:
         content = await self._catalog.content(found.row)
         needs_tools = request.mode == "same" and uses_server_tools(found.row, content)
         if needs_tools and not context.caller.may(GATEWAY_SCOPE):
-            raise ApiError("forbidden", f"This key is not for {GATEWAY_SCOPE}; {key_advice(GATEWAY_SCOPE)}")
+            raise ApiError(
+                "forbidden", f"This key lacks the scope {GATEWAY_SCOPE}; {key_advice(GATEWAY_SCOPE)}"
+            )
         replay = Replay(
             self._kernel,
             found.row,

@@ -175,5 +175,5 @@ def _config_text(mcp: str | Path | Mapping[str, Any]) -> ConfigText:
         data = json.dumps(document, indent=2, default=dict).encode()
     except (TypeError, ValueError) as error:
         raise InvalidExecution("mcp", f"expected JSON values: {error}") from None
-    # Programs start in the current directory unless their entry has a `cwd`.
+    # Use a path in the current directory, because programs start there unless their entry has a `cwd`.
     return ConfigText(Path.cwd() / "mcp", data)

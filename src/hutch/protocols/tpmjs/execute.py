@@ -256,7 +256,7 @@ class ToolExecutor:
         try:
             result = await self._kernel.run(execution, run)
         except (PackageNotFound, StoreError) as error:
-            # The worker could not install the package. The kernel has recorded the run.
+            # Do not record the failed installation here, because the kernel has recorded the run.
             failure = package_failure(error)
             return Result(ok=False, run_id=run.id), run, failure
         if self._has_containers and isinstance(package, Package):
@@ -373,8 +373,8 @@ class RemotePackage:
 
 
 async def _redactor(call: PackageToolCall) -> Redactor | None:
-    """Returns a redactor of the call's secrets. It also redacts them in lower case, as they occur in host
-    names.
+    """Returns a redactor of the call's secrets. It also finds the secrets in lower case, as they occur in
+    host names.
     """
     if not call.env:
         return None

@@ -27,7 +27,7 @@ MAX_ENV_CHARS = 64 * 1024
 def requested_version(request: Request, *, string_errors: bool) -> ProtocolVersion:
     """Returns the protocol version of the response: 1.1 if the request asks for it, otherwise 1.0.
 
-    With `string_errors`, a request without a version gets 1.1, whose errors are strings.
+    With `string_errors`, a request without a version gets 1.1, because errors of that version are strings.
     """
     version = request.headers.get(VERSION_HEADER)
     if version is None:

@@ -42,12 +42,12 @@ FAILURE_KINDS = {
     "internal": FailureKind(500, "INTERNAL_ERROR", "executor", "EXECUTOR_INTERNAL_ERROR"),
     # Failures of a tool. Version 1.0 has only six codes for them.
     "package_not_found": FailureKind(200, "PACKAGE_NOT_FOUND", "load", "PACKAGE_IMPORT_FAILED"),
-    # The specification's PACKAGE_NOT_FOUND means that a package "could not be installed".
+    # Use PACKAGE_NOT_FOUND, which the specification defines as: a package "could not be installed".
     "package_too_large": FailureKind(200, "PACKAGE_NOT_FOUND", "load", "PACKAGE_IMPORT_FAILED"),
     "import_failed": FailureKind(200, "TOOL_EXECUTION_ERROR", "load", "PACKAGE_IMPORT_FAILED"),
     "tool_not_found": FailureKind(200, "TOOL_NOT_FOUND", "load", "TOOL_NOT_FOUND"),
     "tool_invalid": FailureKind(200, "TOOL_INVALID", "load", "INVALID_TOOL"),
-    # Version 1.0 has no other code for a function without `.execute()`.
+    # Use TOOL_INVALID, because version 1.0 has no other code for a function without `.execute()`.
     "configuration_required": FailureKind(200, "TOOL_INVALID", "load", "TOOL_CONFIGURATION_REQUIRED"),
     # The status is 400, because the client has to change the request. Parameters are checked only if the
     # client asks for it or the operator requires it.

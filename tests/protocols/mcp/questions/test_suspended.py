@@ -179,7 +179,7 @@ async def test_decision_counts_once(
         asked = await ask(client)
         assert "1 and 7" in text_of(await call(client, **answers(asked)))
         replayed = await call(client, **answers(asked))
-        run_id = re.search(r"run (\S+) asked", text_of(replayed))
+        run_id = re.search(r"run (\S+) was decided", text_of(replayed))
         assert replayed.is_error
         assert run_id is not None
         assert "A decision counts once" in text_of(replayed)
@@ -335,7 +335,7 @@ async def test_client_is_told_that_the_server_died_while_it_made_the_approved_ca
         past = "2000-01-01T00:00:00.000Z"
         assert await store.checkpoints.decide(run_id, call_id, "allow", None, "dead server", past)
         answer = await client.call_tool("continue_run", {"run_id": run_id})
-    assert "the server stopped while it was made: it may have had an effect" in text_of(answer)
+    assert "the server stopped during the call, which may have had an effect" in text_of(answer)
     assert server.made == ["list_issues"]
 
 

@@ -53,7 +53,7 @@ async def test_key_is_valid_only_for_its_scopes(server: FlowServer, operator: Fl
     wrong = await server.user(operator, "narrow", ("abilities",))
     message = assert_error(await wrong.get("/flows"), 403, "FORBIDDEN")["message"]
     assert message == (
-        "This key is for abilities, not for rep; create one with `hutch key add USER --scope rep`"
+        "This key lacks the scope rep (it has: abilities); create a key with `hutch key add USER --scope rep`"
     )
 
 
@@ -83,8 +83,8 @@ async def test_flow_cannot_use_protocols_outside_the_scopes_of_the_key(
     ir = flow([node("s", kind, **given)], name="sneaky")
     message = assert_error(await ann.post("/flows", ir), 403, "FORBIDDEN")["message"]
     assert message == (
-        f"graph.nodes[0].{place}: this key is not for {scope};"
-        f" create one with `hutch key add USER --scope rep --scope {scope}`"
+        f"graph.nodes[0].{place}: this key lacks the scope {scope};"
+        f" create a key with `hutch key add USER --scope rep --scope {scope}`"
     )
     # A flow passed as an input is restricted in the same way.
     outer = flow([node("o", "flow.run", flow="$input.ir", inputs={})], name="outer")
@@ -108,7 +108,7 @@ async def test_run_is_not_resumed_with_a_key_of_fewer_scopes(
     narrow = await server.user(operator, "resuming", ("rep",))
     for path, body in (("resume", None), ("retry", {"from": "resumed"})):
         message = assert_error(await narrow.post(f"/runs/{rid}/{path}", body), 403, "FORBIDDEN")["message"]
-        assert "create one with `hutch key add USER --scope rep --scope execbox --scope tpmjs`" in message
+        assert "create a key with `hutch key add USER --scope rep --scope execbox --scope tpmjs`" in message
 
 
 async def test_operator_sees_runs_under_both_names(

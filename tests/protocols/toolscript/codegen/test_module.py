@@ -223,7 +223,7 @@ def test_repeated_results_are_named_and_short_types_stay_inline() -> None:
         ("x", "Its server's schema of the arguments is not valid: it is not an object."),
         ({"type": "objekt"}, 'Its server\'s schema of the arguments is not valid: "objekt" is not valid'),
         ({"type": "object", "properties": {"a": {"required": True}}}, "at /properties/a/required."),
-        ({"$ref": "#/$defs/missing"}, "it refers to '#/$defs/missing', which is not in it."),
+        ({"$ref": "#/$defs/missing"}, "it refers to '#/$defs/missing', which it does not contain."),
     ],
     ids=str,
 )

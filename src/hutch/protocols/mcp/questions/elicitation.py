@@ -76,7 +76,8 @@ class Elicitor:
             try:
                 return _by_client(run, await _elicit(run.client, approval))
             except (MCPError, NoBackChannelError):
-                # The client announced elicitation but failed. A decision may still come from `/approvals`.
+                # Ignore that the client announced elicitation but failed. A decision may still come from
+                # `/approvals`.
                 pass
         if self._is_only_client:
             return ApprovalAnswer("deny", _CANNOT_ASK)
@@ -161,7 +162,7 @@ def supports_forms(client: ServerRequestContext[Any, Any]) -> bool:
     capabilities = client.session.client_capabilities
     if capabilities is None or capabilities.elicitation is None:
         return False
-    # In older protocol versions, elicitation without details means that forms are supported.
+    # Accept elicitation without details, which means in older protocol versions that forms are supported.
     return capabilities.elicitation.form is not None or capabilities.elicitation.url is None
 
 

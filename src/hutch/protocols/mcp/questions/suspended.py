@@ -129,8 +129,8 @@ class SuspendedRunCalls:
                 is_used |= self._stored.decide(key, answer)
         if responses and not is_used:
             message = (
-                f"The answer was not used: what run {state.run_id} asked was decided before, or the run has"
-                " ended. A decision counts once. Call continue_run with this run_id for the result."
+                f"The answer was not used: the question of run {state.run_id} was decided before, or the run"
+                " has ended. A decision counts once. Call continue_run with this run_id for the result."
             )
             return text_result(message, failed=True)
         return None

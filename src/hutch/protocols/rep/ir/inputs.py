@@ -51,7 +51,7 @@ def check_inputs(flow: Flow, inputs: Mapping[str, Any]) -> list[Problem]:
     try:
         problems = check_against_schema(schema, inputs, ("inputs",), untrusted=True)
     except InvalidSchema as error:
-        # `parse_flow` rejects such schemas, so only a flow that was not parsed by it gets here.
+        # Only flows that `parse_flow` has not checked get here, because `parse_flow` rejects such schemas.
         return [Problem("inputs_schema", f"expected a JSON Schema: {describe_fault(error)}")]
     return _with_misspelled(problems, inputs, declared_names(flow.inputs_schema))
 

@@ -16,7 +16,7 @@ def taken_edges(flow: Flow, node: FlowNode, key: Any) -> list[FlowEdge]:
     """Returns the edges that a switch takes for the value of its key.
 
     An edge with a `case` is taken in that case. An edge without a `case` is taken if `cases` or `default`
-    selects its target. It is always taken if no case and no default names its target.
+    selects its target. If neither names its target, the edge is always taken.
     """
     edges = [edge for edge in flow.outgoing(node.id) if edge.on == "success"]
     cases: dict[str, str] = node.with_.get("cases") or {}

@@ -68,7 +68,7 @@ async def _run(call: Call) -> Any:
             "shell.run needs containers; `hutch doctor` explains how to get them.", retriable=False
         )
     argv = (params.command, *params.args) if params.args is not None else ("/bin/sh", "-c", params.command)
-    # `env` searches for the program in the jail's PATH, not in the runtime's PATH.
+    # Use `env`, because it searches for the program in the jail's PATH instead of the runtime's PATH.
     if "/" not in argv[0]:
         argv = ("/usr/bin/env", *argv)
     launch = Launch(argv=argv, mounts=_mounts(), env=_ENV, cwd="/tmp", forks=True)

@@ -31,7 +31,8 @@ class StepApprover:
         if registered is None:
             return ApprovalAnswer("deny", reason="no step can be asked")
         call, lock = registered
-        # A script may make several calls at once, but a step can ask only one question at a time.
+        # Ask one question after the other. A script may make several calls at once, but a step can ask only
+        # one question at a time.
         async with lock:
             return await ask_through_step(call, approval.server, approval.tool, approval.arguments)
 

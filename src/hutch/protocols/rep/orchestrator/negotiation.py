@@ -1,7 +1,8 @@
 """Checks that a runtime can run a flow, and caches the capabilities of an unsuitable runtime.
 
-The cache is never read, because capabilities are requested for every run. It only lets people inspect why a
-runtime was refused. The specification of the public orchestrator (section 9) defines its location.
+Hutch never reads the cache, because it requests the capabilities for every run. The cache only lets people
+inspect why a runtime was refused. The specification of the public orchestrator (section 9) defines the
+location of the cache.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from hutch.tasks import finish
 
 MAX_LINE_BYTES = 32 * 1024 * 1024
 STDERR_TAIL_BYTES = 8 * 1024
-# Time that the process has to exit after its stdin was closed. It is longer than the built-in runtime needs
-# to exit, and longer than a reaper needs to end all its processes.
+# Time that the process has to exit after its stdin was closed. The built-in runtime needs less time to exit,
+# and a reaper needs less time to end all its processes.
 END_SECONDS = 4.0
 # Time to wait for the exit status after the output or input has ended, so that the error message can contain
 # it.

@@ -332,7 +332,7 @@ class RunJournal:
         finally:
             self._write_task = None
         if self._pending and not self.is_over:
-            # Events were added during the write.
+            # Write again later, because events were added during the write.
             self._write_later()
 
     # --- other processes ---
@@ -383,7 +383,8 @@ def to_json(value: Any) -> str:
     try:
         return _encoder.encode(value)
     except TypeError:
-        # Outputs of steps may contain objects that only `encode_value` can convert.
+        # Encode the output with `encode_value`, because it may contain objects that only this function can
+        # convert.
         return encode_value(value).decode()
 
 

@@ -120,8 +120,8 @@ class RuntimeRun:
         return was_waiting
 
     async def stop(self) -> None:
-        """Stops the run and waits until its steps have stopped. Their ends are not stored, because they have
-        not failed: another runtime continues them.
+        """Stops the run and waits until its steps have stopped. Does not store results for these steps,
+        because they have not failed: another runtime continues them.
         """
         self._is_stopping = True
         self._task.cancel()

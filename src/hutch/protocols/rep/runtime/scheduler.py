@@ -254,7 +254,7 @@ class FlowRun:
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        # A task that was cancelled before it started running could not release its slot.
+        # Release the slot here, because a task that is cancelled before it starts cannot do so.
         self._release_slot(task)
 
     def _release_slot(self, task: asyncio.Task[None] | None) -> None:

@@ -147,7 +147,7 @@ class StepAttempt:
             retriable = isinstance(error, Busy) or error.code not in _PERMANENT_CODES
             return self._on_failure(StepFailed(str(error), retriable=retriable, details={"code": error.code}))
         except Exception as error:
-            # Extension kinds may raise any exception.
+            # Treat any exception as a failure of the step, because extension kinds may raise any exception.
             logger.exception("step %s (%s) failed", self._id, self._node.kind)
             message = f"{type(error).__name__}: {error}"
             return self._on_failure(StepFailed(message, cause=type(error).__name__))
@@ -190,8 +190,8 @@ class StepAttempt:
             try:
                 await action()
             except HutchError as error:
-                # The remaining data expires later.
-                logger.warning("data of step %s was left: %s", self._id, error)
+                # Only log the error, because the remaining data expires later.
+                logger.warning("intermediate data of step %s could not be deleted: %s", self._id, error)
 
     def _check_quota(self) -> None:
         if (message := self._run.context.quota.exceeded_message) is not None:

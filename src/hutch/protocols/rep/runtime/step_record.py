@@ -54,8 +54,8 @@ def step_values(kind: str, parameters: Mapping[str, Any] | None, output: Any) ->
 
 
 def _secrets(parameters: dict[str, Any], names: tuple[str, ...]) -> Iterator[str]:
-    """Searches the first `MAX_SEARCHED` values. Yields the strings whose own key, or the key of a value
-    around them, is the name of a secret.
+    """Searches the first `MAX_SEARCHED` values. Yields strings whose key is the name of a secret, and strings
+    inside of a value with such a key.
     """
     pending: deque[tuple[Any, bool]] = deque(
         (value, _is_secret(key, names)) for key, value in islice(parameters.items(), MAX_SEARCHED)

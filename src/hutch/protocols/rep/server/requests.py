@@ -103,7 +103,7 @@ def invalid_request(problems: Iterable[Problem]) -> ApiError:
 
 
 def _is_ascii_run_id(value: Any) -> bool:
-    # The id becomes part of the header `Location`.
+    # Allow only ASCII, because the id becomes part of the header `Location`.
     return is_run_id(value) and value.isascii()
 
 

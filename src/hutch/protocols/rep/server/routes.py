@@ -281,7 +281,7 @@ class FlowHandlers:
         if not await self._flows.is_asking(run, step_id):
             raise ApiError("conflict", f"Step {step_id[:200]!r} is not waiting for an approval")
         identity = context.caller.identity
-        # Users can approve only under their own names.
+        # Ignore `by` in requests of users, who can approve only under their own names.
         by = decision.by if identity is None else identity.user.name
         await self._flows.approve(run, step_id, ApprovalDecision(decision.approved, by, decision.reason))
         return json_response(
@@ -306,7 +306,8 @@ class FlowHandlers:
         """Finds a run of any protocol. Runs of other protocols are found only after their end."""
         run_id = context.path_param("id")
         store = await self._flows.store()
-        # Another owner's flow run with this id must not hide a run of the caller.
+        # Check the owner here, because another owner's flow run with this id must not hide a run of the
+        # caller.
         flow_run = await store.journal.head(run_id)
         if flow_run is not None and _may_see(context, flow_run.owner):
             return flow_run

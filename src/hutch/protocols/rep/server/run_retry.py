@@ -38,7 +38,8 @@ class RetryPlan(NamedTuple):
 
 
 def plan_retry(flow: Flow, finished: set[str], from_step: str, run_id: str) -> RetryPlan:
-    """Returns the steps that a retry repeats and the steps whose results it keeps. Raises InvalidInput.
+    """Returns the steps that a retry repeats and the steps whose results the retry keeps. Raises
+    InvalidInput.
 
     `finished` are the steps with a recorded result.
     """

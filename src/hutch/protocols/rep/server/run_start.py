@@ -119,7 +119,8 @@ def check_kinds(caller: FlowCaller, *flows: Flow) -> None:
             if node.kind in KIND_SCOPES:
                 advice = key_advice(*scopes_for(other.kind for other in flow.all_nodes()))
                 raise ApiError(
-                    "forbidden", f"{node.path}.type: this key is not for {KIND_SCOPES[node.kind]}; {advice}"
+                    "forbidden",
+                    f"{node.path}.type: this key lacks the scope {KIND_SCOPES[node.kind]}; {advice}",
                 )
             expected = ", ".join(allowed)
             got = cut(node.kind, 100)

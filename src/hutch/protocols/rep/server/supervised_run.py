@@ -117,7 +117,7 @@ class RunObserver:
         """True if every running step waits for an approval."""
         if not self.questions:
             return False
-        # While a nested step such as `outer/inner` waits for an approval, its outer steps wait too.
+        # Include the outer steps of a waiting step such as `outer/inner`, because they wait, too.
         asking = {
             step_id[:end]
             for step_id in self.questions

@@ -104,8 +104,8 @@ class FlowSupervisor:
         self._closing = False
 
     def start(self) -> None:
-        """Starts a task that resumes interrupted runs: first the runs of earlier servers, then every run
-        whose process has died.
+        """Starts a task that resumes interrupted runs: first the runs of earlier servers, then each run whose
+        process dies.
         """
         self._sweep_task = asyncio.create_task(self._sweep(), name="hutch flows: sweep")
 
@@ -301,7 +301,7 @@ class FlowSupervisor:
             supervised.decisions.clear()
             logger.error("run %s cannot be resumed: %s", run_id, error)
         except HutchError as error:
-            # The next sweep tries again.
+            # Only log the error, because the next sweep tries again.
             logger.error("run %s cannot be resumed: %s", run_id, error)
         except Exception as error:
             # End the run, because every sweep would fail too.
@@ -357,7 +357,9 @@ class FlowSupervisor:
         if outcome.error is not None and _is_unreadable(outcome.error):
             raise VaultError(outcome.error["message"])
         if outcome.error is None or _is_worth_retrying(outcome.error, options):
-            logger.warning("the runtime of run %s was lost: %s", run_id, outcome.error or "it stored no end")
+            logger.warning(
+                "the runtime of run %s was lost: %s", run_id, outcome.error or "it stored no result"
+            )
             return True
         return not await self._finish(head, outcome.error)
 

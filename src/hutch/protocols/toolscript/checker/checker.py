@@ -211,7 +211,8 @@ class Checker:
                 if check.is_allowed_outside_tools(problem):
                     allowed.add(location(problem))
         if allowed:
-            # Problems that remain if all tools have the type `any` are not about tools.
+            # Keep only problems that remain if all tools have the type `any`, because these are not about
+            # tools.
             allowed.intersection_update(map(location, await self._problems(files, ANY_TOOLS)))
         return [problem for problem in kept if location(problem) not in allowed]
 

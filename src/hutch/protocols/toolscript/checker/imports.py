@@ -81,7 +81,8 @@ def resolve(importer: str, specifier: str) -> str | None:
     if not specifier.startswith("."):
         return None
     if any(char in specifier for char in "?#%"):
-        # These characters would end the file name in a URL, but the compiler treats them as part of it.
+        # Refuse these characters. They would end the file name in a URL, but the compiler treats them as part
+        # of the name.
         raise UnresolvedImport("A path with ?, # or % in it cannot be imported.")
     name = posixpath.normpath(posixpath.join(posixpath.dirname(importer), specifier))
     if name == ".." or name.startswith("../") or "\0" in name:

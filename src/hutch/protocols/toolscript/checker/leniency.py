@@ -36,8 +36,8 @@ _ALLOWED_OUTSIDE_TOOLS = frozenset({2362, 2363, 2365, 2554, 2555, 2556, 2769})
 _OF_UNKNOWN = re.compile(
     r"(?:Argument of type|Type) 'unknown' is not assignable|does not exist on type 'unknown'"
 )
-# A string that is passed where an enumeration is expected, as in `let state = "open"`, whose type is
-# `string`.
+# Matches a string variable where an enumeration is expected. The type of `state` in `let state = "open"` is
+# `string`, not `"open"`.
 _WIDENED_STRING = re.compile(r"""Type 'string' is not assignable to type '"[^\n]*\Z""")
 _TO_NEVER = re.compile(r"to (?:parameter of )?type 'never'")
 _TYPE_OF_OBJECT = re.compile(r"does not exist on type '(.*?)'(?:\.|$)", re.M)
@@ -127,8 +127,8 @@ class LenientCheck:
             return True
         if code != _WRONG_ARGUMENT:
             return False
-        # Built-in functions convert their arguments, as in `parseInt(5)`. The types of a script's own
-        # functions are checked.
+        # Allow the problem for built-in functions, which convert their arguments, as in `parseInt(5)`. Report
+        # it for the script's own functions.
         callee = _CALLEE.search(self._around(problem)[0])
         return callee is not None and callee[1] not in self._declared
 

@@ -160,7 +160,7 @@ class Toolchain:
     async def _install(self, folder: Path, spec: PackageSpec, integrity: str, on_message: OnMessage) -> None:
         from hutch.npm.install.installer import Installer, StagingFolder
 
-        # The operator's limits for tool packages do not apply to the compiler.
+        # Use separate limits, because the operator's limits are for tool packages, not for the compiler.
         limits = {"max_package_bytes": _MAX_BYTES, "max_package_files": _MAX_FILES}
         staging = StagingFolder(self.stage())
         try:
@@ -187,7 +187,7 @@ def _assemble(staging: StagingFolder, package: LockedPackage, folder: Path) -> N
     target.mkdir()
     shutil.copyfile(library / "tsc", target / "tsc")
     (target / "tsc").chmod(0o755)
-    # tsc does not start without this file in its folder.
+    # Copy this file, because tsc does not start without it.
     shutil.copyfile(library / "lib.d.ts", target / "lib.d.ts")
     merge_language_types(library, target)
     target.rename(folder)

@@ -158,7 +158,7 @@ async def _parse(process: TscProcess, files: Files) -> dict[str, Outline]:
         if diagnostics := await process.syntax_errors(name):
             raise InvalidScript([_to_problem(process, name, text, diagnostic) for diagnostic in diagnostics])
         tree = await process.tree(name, text)
-        # Reading the tree takes half a second for a megabyte of source.
+        # Use a thread for large files, because reading the tree takes half a second for a megabyte of source.
         outlines[name] = await in_thread_if_large(tree.outline, len(source))
     return outlines
 

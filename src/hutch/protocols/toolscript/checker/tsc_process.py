@@ -152,8 +152,8 @@ class TscProcess:
         """Starts a process and waits until it responds. Raises TscFailed and OSError."""
         folder = Mount(str(compiler.folder), _FOLDER)
         root = jail.guest_path(folder)
-        # The compiler looks for its library in the folder of /proc/self/exe, which is the root folder in the
-        # jail.
+        # Mount the library in the root folder, because the compiler looks for it in the folder of
+        # /proc/self/exe.
         library = Mount(str(compiler.folder / "lib.d.ts"), "/lib.d.ts")
         launch = Launch(
             (f"{root}/tsc", "--api", "--async", "--cwd", "/", f"--callbacks={','.join(_CALLBACKS)}"),
@@ -241,7 +241,8 @@ class TscProcess:
         position = {"file": self._path(name), "position": text.units(index)}
         symbol = await self._query("getSymbolAtPosition", _Symbol | None, **position)
         type_ = symbol and await self._query("getTypeOfSymbol", _Type | None, symbol=symbol.id)
-        # The name may be a local variable. The symbol of its type leads to the original declaration.
+        # Look up the symbol of the type, which leads to the original declaration even if the name is a local
+        # variable.
         origin = type_ and await self._query("getSymbolOfType", _Symbol | None, objectId=type_.id)
         if origin is None or not any(f".{_DECLARATIONS}/" in path for path in origin.declarations):
             return None
@@ -288,7 +289,7 @@ class TscProcess:
         response = await self._call("updateSnapshot", changes)
         self._snapshot = _decode(response, _ProjectSnapshot).snapshot
         if before:
-            # The next call skips the response to this request.
+            # Do not wait for the response. The next call skips it.
             self._request("release", {"snapshot": before})
 
     async def _diagnostics(self, method: str, name: str) -> list[Diagnostic]:

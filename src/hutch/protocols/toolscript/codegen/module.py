@@ -1,6 +1,7 @@
 """Generates the module "toolscript" and its type declarations for compilers and models.
 
-Text from servers is treated as data. It only occurs in JSON strings, and in comments that it cannot end.
+Text from servers is treated as data. Such text occurs only in JSON strings, and in comments whose end it
+cannot contain.
 """
 
 from __future__ import annotations

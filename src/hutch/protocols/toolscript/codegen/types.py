@@ -148,14 +148,14 @@ def _schema_problem(root: SchemaRoot) -> str | None:
         return "it is too large" if schema is True else "it is not an object"
     missing = next((ref for ref in references(schema) if resolve(ref, root) is UNRESOLVED), None)
     if missing is not None:
-        return _one_line(f"it refers to {missing!r}, which is not in it")
+        return _one_line(f"it refers to {missing!r}, which it does not contain")
     named = schema.get("$schema")
     draft = named.rstrip("#") if isinstance(named, str) else _NEWEST_DRAFT
     try:
         error = next(_meta_validator(draft if draft in _DRAFTS else _NEWEST_DRAFT).iter_errors(schema), None)
     except ValueError:
-        # The schema has lone surrogates, which jsonschema-rs cannot represent. They are rare, so they are
-        # ignored.
+        # Report no problem for a schema with lone surrogates, which are rare and which jsonschema-rs cannot
+        # represent.
         return None
     return None if error is None else _one_line(f"{error.message} at {_pointer(error.instance_path)}")
 

@@ -38,7 +38,7 @@ MAX_ARGUMENT_BYTES = 256 * 1024
 _MAX_DECIDED = 1_000
 # Maximum number of runs that are tracked. Above it, runs without waiting calls are dropped first.
 _MAX_RUNS = 10_000
-# Maximum number of events queued for one listener. A listener that is too slow is disconnected. It gets all
+# Maximum number of events queued for one listener. A listener that is too slow is disconnected, and gets all
 # open approvals when it reconnects.
 _MAX_EVENTS = 1_000
 

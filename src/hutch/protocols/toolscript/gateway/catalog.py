@@ -242,7 +242,8 @@ def assign_names(originals: Iterable[str], default: str) -> ScriptNames:
     for name, group in groups.items():
         group.sort(key=lambda original: _rank(original, name))
         assigned[group[0]] = name
-    # camelCase names contain no underscores, so numbered names cannot collide with others.
+    # Number the remaining names with an underscore. They cannot collide with others, because camelCase names
+    # contain no underscores.
     for name, group in groups.items():
         for number, original in enumerate(group[1:], 2):
             assigned[original] = f"{name.rstrip('_')}_{number}"
@@ -273,7 +274,8 @@ def camel_case(original: str) -> str:
 
 def _words(original: str) -> list[str]:
     text = unicodedata.normalize("NFC", original[: 2 * MAX_NAME])
-    # Names can contain only letters, digits, $ and combining marks.
+    # Replace all other characters by spaces, because names can contain only letters, digits, $ and combining
+    # marks.
     spaced = "".join(char if char != "_" and _is_identifier(f"_{char}") else " " for char in text)
     return spaced.split()
 

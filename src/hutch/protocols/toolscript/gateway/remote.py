@@ -92,7 +92,9 @@ class RemoteGateway:
         if response.status == 404:
             response = await self._get("/runtime/tools.ts")
         if response.status != 200:
-            raise HutchError(f"The gateway at {self._url} answers {response.status} for its types.")
+            raise HutchError(
+                f"The gateway at {self._url} answered the request for its types with {response.status}."
+            )
         return response.text
 
     async def check(self) -> None:
@@ -114,7 +116,7 @@ class RemoteGateway:
         if response.status in (401, 403):
             raise HutchError(
                 f"The gateway at {self._url} rejects the API key ({response.status}).",
-                remedy="Set HUTCH_API_KEY to its token.",
+                remedy="Set HUTCH_API_KEY to the token of the gateway.",
             )
         return response
 
@@ -236,7 +238,7 @@ class RemoteApprovals:
                 paused = set(now)
                 self._update_questions(waiting)
         except (FetchError, msgspec.DecodeError) as error:
-            # The gateway has no approvals or is unreachable, so no call is waiting there.
+            # Stop polling. If the gateway has no approvals or is unreachable, no call is waiting there.
             logger.debug("approvals of the gateway are not polled: %s", error)
         finally:
             for run in paused:

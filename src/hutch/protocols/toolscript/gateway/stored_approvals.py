@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("hutch.toolscript")
 
 MAX_REMEMBERED = 1_000
-INTERRUPTED = "The call was approved, but the server stopped while it was made: it may have had an effect"
+INTERRUPTED = "The call was approved, but the server stopped during the call, which may have had an effect"
 
 
 class StoredQuestion(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +69,7 @@ def suspend_until_approved(server: str, tool: str, arguments: dict[str, Any]) ->
     try:
         text = msgspec.json.encode(question).decode()
     except UnicodeEncodeError:
-        reason = "they have half of a surrogate pair, and wait in the store until a person decides"
+        reason = "they contain half of a surrogate pair, and cannot be stored until a person decides"
         raise ToolError(f"The arguments cannot be used: {reason}", "validation_error") from None
     return Suspend(message, token=question.id, question=text)
 
@@ -190,7 +190,7 @@ class StoredApprovals:
     async def _take_over(self, stored: Question) -> None:
         asked = self._asked.get(stored.call_id)
         if asked is not None and not asked.is_decided and stored.decision is not None:
-            # Another server has received a decision.
+            # Stop asking here, because another server has received a decision.
             asked.task.cancel()
             await asyncio.gather(asked.task, return_exceptions=True)
         if stored.call_id in self._asked or stored.call_id in self._decided:
@@ -208,7 +208,7 @@ class StoredApprovals:
         try:
             await self._runs.calls.answer(stored.run.run_id, stored.run.owner, {stored.call_id: answer})
         except ResumeError as error:
-            logger.info("another server was first: %s", error)
+            logger.info("another server has handled an interrupted call first: %s", error)
 
     def _add(self, run_id: str, owner: str, call_id: str, question: str) -> None:
         if call_id in self._asked:

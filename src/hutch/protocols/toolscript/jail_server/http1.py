@@ -129,7 +129,7 @@ class JailConnection(asyncio.Protocol):
     # --- asyncio callbacks ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are not subclasses of asyncio.Transport.
+        # Use a cast, because uvloop's transports are not subclasses of asyncio.Transport.
         self.transport = cast(asyncio.Transport, transport)
         if self._owner.connection_opened(self):
             self._expect_head()
@@ -183,7 +183,8 @@ class JailConnection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         if self._ignores_input:
             return
-        # The head of this request may have arrived together with the end of the previous request.
+        # Start the head timeout here, too, because the head may have arrived together with the end of the
+        # previous request.
         self._expect_head()
         self._reading = JailRequest()
 

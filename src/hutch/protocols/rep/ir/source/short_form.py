@@ -354,7 +354,7 @@ class _Compiler:
             return None
         operator = " ".join((match["operator"] or "").split())
         if not operator:
-            # An optional input that is not given is null.
+            # Null counts as false here, because an optional input that is not given is null.
             false = ["false", "null"] if reference.startswith("$input.") else ["false"]
             return (
                 _Condition(reference, false, ["true"])

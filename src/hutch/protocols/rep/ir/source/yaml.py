@@ -82,7 +82,7 @@ def find_lines(text: str) -> dict[str, int]:
 
     The line of a member is the line of its key.
     """
-    # JSON may be indented with tabs, which YAML does not allow.
+    # Replace tabs, because JSON may be indented with tabs, which YAML does not allow.
     loader = _YamlLoader(text.replace("\t", " "))
     try:
         root = loader.get_single_node()
@@ -107,7 +107,7 @@ def find_lines(text: str) -> dict[str, int]:
 
 def _describe_error(error: yaml.MarkedYAMLError) -> str:
     context = error.context or ""
-    # In some errors, `context` is the first half of a sentence and `problem` is the second half.
+    # Join `context` and `problem` if they are the two halves of one sentence.
     text = f"{context} {error.problem}" if context.startswith("expected") else str(error.problem)
     return " ".join(text.split())[:300]
 

@@ -54,7 +54,7 @@ async def replayed_calls(call: Call, services: StepServices, key: Sequence[str])
     if await store.recorded_calls.stored_bytes(owner) > settings.max_suspended_bytes_per_owner:
         call.log(
             "warning",
-            "the calls of this step are not recorded, because those of this owner have more than"
+            "the calls of this step are not recorded, because the recorded calls of this owner take more than"
             f" {settings.max_suspended_bytes_per_owner} bytes (setting max_suspended_bytes_per_owner)",
         )
         yield run_id

@@ -263,7 +263,8 @@ class SearchIndex:
                     yield _Reading(stem(other), _PREFIX_WEIGHT, other)
 
     def _correct(self, word: str) -> Iterator[_Reading]:
-        # Few people misspell the first letter, and comparing with all words takes ten times as long.
+        # Compare only words with the same first letter. Few people misspell it, and comparing with all words
+        # takes ten times as long.
         start = bisect_left(self._vocabulary, word[0])
         end = bisect_left(self._vocabulary, chr(ord(word[0]) + 1))
         for other, similarity, _ in process.extract(

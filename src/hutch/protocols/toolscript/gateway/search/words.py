@@ -32,8 +32,8 @@ _SENTENCE_END = re.compile(r"[.!?:](?=\s)|\n\s*\n")
 def indexed_words(entry: CatalogEntry, shared: set[str]) -> list[list[str]]:
     """Returns the words of each field of a tool, in the order of the weights of the index.
 
-    `shared` are words that all tools of the server have in their names. They are indexed as words of the
-    server, because they do not distinguish its tools.
+    `shared` are words that all tools of the server have in their names. These words are indexed as words of
+    the server, because they do not distinguish its tools.
     """
     name = _name_words(entry.tool)
     description = plain((entry.description or "")[:MAX_TEXT_CHARS])
@@ -139,7 +139,7 @@ def stem(word: str) -> str:
     for ending in ("ing", "ed"):
         base = word.removesuffix(ending)
         if base != word and len(base) >= 3 and not word.endswith("eed") and _VOWEL.search(base):
-            # "committed" is a form of "commit".
+            # Remove a doubled consonant, because "committed" is a form of "commit".
             is_doubled = base[-1] == base[-2] and base[-1] not in "aeiolsz"
             word = base[:-1] if is_doubled else base
             break
