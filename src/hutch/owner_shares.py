@@ -33,8 +33,8 @@ class OwnerShares:
     def may_take(self, owner: str, planned: int = 0, planned_total: int = 0) -> bool:
         """Returns True if the owner's share allows one more place. Does not check that a place is free.
 
-        `planned` and `planned_total` count places that are not taken yet but will be before this one: those
-        of this owner, and those of all owners.
+        `planned` counts the places that this owner is going to take first, `planned_total` those of all
+        owners.
         """
         taken = self._taken.get(owner, 0) + planned
         return not taken or (taken < self.per_owner and self._total + planned_total < self._unreserved)

@@ -1,5 +1,5 @@
-"""Parses JSON strictly: finite numbers only, and bounds on depth and on the number of values. Finds keys that
-occur twice.
+"""Parses JSON strictly: finite numbers only, and bounds on depth and on the number of values. Also finds keys
+that occur twice in an object.
 
 Imports only modules that load quickly.
 """

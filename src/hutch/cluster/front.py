@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("hutch.cluster")
 
 MAX_GATEWAYS = 64
-# Memory of the gateway requests of one worker that are being answered, and of responses that wait for it.
+# Maximum memory for one worker's gateway requests that are being answered, and for responses that wait to be
+# sent to this worker.
 MAX_REQUEST_BYTES = 256 * 1024 * 1024
 REQUEST_OVERHEAD_BYTES = 16 * 1024
 

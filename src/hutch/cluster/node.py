@@ -91,7 +91,8 @@ class Node:
                 # Ignore the machine: a version with other announcements is not compatible.
                 return
             if announcement.number > numbers.get(announcement.id, 0):
-                # Kept when the machine leaves, so that its old announcements cannot be repeated afterwards.
+                # Keep the number when the machine leaves, so that its old announcements cannot be replayed
+                # afterwards.
                 numbers.pop(announcement.id, None)
                 numbers[announcement.id] = announcement.number
                 while len(numbers) > 10_000:

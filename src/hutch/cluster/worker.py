@@ -49,7 +49,8 @@ MIN_ANNOUNCE_SECONDS = 0.05
 # Maximum number of stored ids of links, so that a recorded hello that is sent again opens no link.
 MAX_USED_LINKS = 100_000
 MAX_ANNOUNCED_PACKAGES = 64
-# Machines without the cluster's secret are logged at most this often, because each packet may be from one.
+# Minimum time between two log entries about machines without the cluster's secret, because such a machine may
+# send any number of packets.
 STRANGER_SECONDS = 60.0
 
 MadeProfile = tuple[Profile, PackageDetails | None]
@@ -197,7 +198,7 @@ class Worker:
     def _front_announced(self, announcement: FrontAnnouncement) -> None:
         front = self._fronts.get(announcement.id)
         if front is None:
-            # A new front gets its list of workers sooner.
+            # Announce this worker early, so that a new front knows its workers sooner.
             if not announcement.is_leaving:
                 self._announce_soon()
         elif announcement.is_leaving:

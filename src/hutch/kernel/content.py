@@ -70,7 +70,7 @@ class RecordedFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class RunContent(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Content of a record. A value that would make the record too long is replaced by its size."""
+    """Content of a record. The size of a value replaces the value if it would make the record too long."""
 
     error: RecordedError | None = None
     code: str | Cut | None = None

@@ -55,7 +55,7 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     protocol: str = "python"
     label: str | None = None
     parent_run_id: str | None = msgspec.field(default_factory=parent_run.get)
-    """Run that this one belongs to, such as a flow run."""
+    """Id of the run to which this execution belongs, such as a flow run."""
     is_group: bool = False
     """True for the record of a batch, which has no guest and is not counted in metrics."""
     checkpoint_after_ms: float = 0.0

@@ -67,8 +67,8 @@ class Account(msgspec.Struct, eq=False):
 class FairUse:
     """Counts executions and refuses those beyond a quota.
 
-    A limit that is set for the key applies to the usage of the key. Otherwise the limit that is set for the
-    owner, or else the one in the settings, applies to the usage of the owner with all its keys.
+    A limit of the key applies to the usage of the key. If the key has no limit, the limit of the owner, or
+    else the limit in the settings, applies to the usage of the owner with all its keys.
     """
 
     def __init__(
@@ -280,8 +280,8 @@ class FairUse:
         account.has_limits = account.quota != Quota()
         self._set_weight(subject, account.quota.weight or 1)
         if account.day == day:
-            # Take the higher count: the store lacks executions that have not ended yet, and this process does
-            # not know those of other processes.
+            # Take the higher count: the store lacks executions that have not ended yet, and this process has
+            # not counted the executions of other processes.
             account.executions = max(account.executions, used.executions)
             account.cpu_seconds = max(account.cpu_seconds, used.cpu_seconds)
 

@@ -323,7 +323,7 @@ class Kernel:
         try:
             load = await asyncio.shield(saving)
         except asyncio.CancelledError:
-            # Wait for the write, which cannot be stopped, because the stored run then has to be ended.
+            # The write cannot be stopped. Wait for it, so that the stored run can be ended.
             await asyncio.wait([saving])
             raise
         except HutchError as error:
@@ -413,8 +413,8 @@ class Kernel:
                 self._leases -= 1
 
     def store_waiting_runs(self) -> None:
-        """From now on, stores durable runs each time that they wait, because the process will end. They
-        continue here as long as the process lives.
+        """Stores durable runs whenever they wait from now on, because the process will end. The runs still
+        continue in this process as long as it lives.
         """
         self._is_draining = True
         for execution, run in list(self.active.values()):
@@ -429,7 +429,7 @@ class Kernel:
         return wants and session is not None and session.result is None and session.tool_calls.is_running
 
     def store_waiting_run(self, run_id: str) -> None:
-        """Stores a run that waits for running tools, to free its memory. It continues here."""
+        """Stores a run that waits for running tools, to free its memory. The run continues here."""
         session = self.active[run_id][1].session
         if session is not None:
             self._storing.add(run_id)

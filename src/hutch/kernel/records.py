@@ -212,8 +212,8 @@ class RunRecorder:
             tracing = None
         log_level = logging.DEBUG if is_internal else logging.INFO
         if sink is not None or tracing is not None or logger.isEnabledFor(log_level):
-            # Making a record takes as long as a fifth of a short execution, so the caller gets its result
-            # first.
+            # Make the record later, so that the caller gets its result first: making a record takes a fifth
+            # of the time of a short execution.
             loop = asyncio.get_running_loop()
             loop.call_soon(self._publish, sink, tracing, log_level, execution, run, result)
 

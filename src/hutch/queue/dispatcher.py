@@ -286,7 +286,7 @@ class Dispatcher:
                     for attempt in self.attempts.values():
                         attempt.is_lost = True
             except Exception:
-                # Without this task, all runs of this server would lose their leases.
+                # Keep this task alive, because without it all runs of this server would lose their leases.
                 logger.exception("an asynchronous run could not be cancelled, or its lease not renewed")
 
     async def _renew(self) -> None:

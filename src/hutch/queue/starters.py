@@ -163,7 +163,8 @@ class Starters:
         payload = await decode_payload(body, headers)
         mapped = map_inputs(options.mapping, payload, headers, query)
         await check_inputs(mapped, len(body))
-        # The sender of a request cannot replace the inputs that the owner has set.
+        # `options.inputs` comes last, so that the sender of a request cannot replace the inputs that the
+        # owner has set.
         inputs = {**mapped, **options.inputs}
         request = await target_request(store, caller_of(row), row.target_kind, row.target, inputs)
         repeated = delivery_id(row.signature, headers, payload)

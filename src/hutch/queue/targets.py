@@ -55,8 +55,8 @@ def caller_of(row: StarterRow) -> QueueCaller:
 
 
 def check_engine(caller: QueueCaller, engine: ScriptEngine) -> None:
-    """Raises Forbidden if the caller may not run scripts of this engine. A caller that could replace such a
-    script would run code with the scopes of the schedules and triggers that start it.
+    """Raises Forbidden if the caller may not run scripts of this engine. Otherwise a caller could replace a
+    script and so run code with the scopes of the schedules and triggers that start the script.
     """
     _check_scope(caller, _ENGINE_SCOPES[engine])
 

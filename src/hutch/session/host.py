@@ -136,8 +136,8 @@ class Session:
 
         `inputs`: JSON text of the object whose properties become variables of the guest. `listeners`: receive
         log lines and tool calls as they occur. Without listeners, the runner sends log lines only at the end.
-        `trace`: span of the run, which is the parent of the spans of its tool calls; for a trusted peer, the
-        span in which the peer is called.
+        `trace`: span of the run and parent of the spans of its tool calls; for a trusted peer, the span in
+        which the peer is called.
 
         `saved`: suspended session to continue. `answers`: results of its pending calls. `max_saved_bytes`:
         maximum size of the memory of an execution that is suspended; 0 if the runner cannot suspend it.

@@ -72,7 +72,7 @@ def _check_names(inputs: object, providers: Iterable[Provider]) -> Mapping[str, 
 
 
 def _with_plain_letters(text: bytes) -> bytes:
-    """Replaces escapes by UTF-8 characters, because the escapes of non-ASCII letters are up to three times as
+    """Replaces the escapes of non-ASCII letters by UTF-8 characters, because escapes are up to three times as
     long.
     """
     if b"\\u" not in text:

@@ -179,9 +179,9 @@ def _encode_items(items: list[Any], encode: Callable[[Any], bytes]) -> Iterator[
 
 
 def _decode_pieces(text: bytes, max_values: int) -> Generator[None, None, Any]:
-    """Splits the text at commas into pieces, and makes each piece a complete JSON text: puts the brackets of
-    the arrays and objects that are open at its start before it, and closes those that are open at its end.
-    Adds the decoded values of each piece to the values of the pieces before it.
+    """Splits the text at commas into pieces, and makes each piece a complete JSON text: prepends the brackets
+    that are open at the start of the piece, and closes the brackets that are open at its end. Adds the
+    decoded values of each piece to the values of the previous pieces.
     """
     tree = _Tree()
     piece = _Piece()

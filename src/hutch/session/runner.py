@@ -226,7 +226,7 @@ class ChannelServer:
             self._done(id, Result(ok=False, error=_execution_error(error)))
 
     def _on_finished(self, id: str, size: int, task: asyncio.Task[Result]) -> None:
-        """Sends `done`. Also called for a task that was cancelled before its first step."""
+        """Sends `done` for a finished execution, even if its task was cancelled before the first step."""
         del self._tasks[id]
         self._runs.pop(id, None)
         self._pending.release(self._owner, size)
@@ -332,7 +332,7 @@ class _OpenCall:
         self._context = context
 
     def add_item(self, message: ToolItem) -> None:
-        """Passes on an item to the guest. Fails the call if there are too many bytes."""
+        """Passes an item to the guest. Fails the call if its items have too many bytes."""
         if self.answer.done():
             return
         try:

@@ -92,7 +92,7 @@ def _by_call_id(values: object, field: str) -> list[tuple[str, Any]]:
 
 
 class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
-    """State of an execution that only waits for the results of pending calls."""
+    """State of an execution that was suspended while it waited for the results of calls."""
 
     memory: list[bytes]
     """Difference between the VM's memory and its image, in parts of at most MEMORY_PART_BYTES."""

@@ -84,11 +84,11 @@ class OwnerCounters:
             self._recent[owner] += 1
 
     def rank(self) -> None:
-        """Selects again the owners to show: those with the most runs since the last call. Called before
+        """Selects the owners with the most runs since the last call as the owners to show. Called before
         metrics are read.
         """
         if len(self._recent) > self._max_owners:
-            # Of owners with equally many runs, those that are already shown come first.
+            # Among owners with equally many runs, prefer owners that are already shown.
             ranked = sorted(self._recent, key=lambda owner: (-self._recent[owner], owner not in self._shown))
             kept = set(ranked[: self._max_owners])
             for owner in [*self._shown]:

@@ -43,7 +43,7 @@ class TraceContext(msgspec.Struct, frozen=True):
         return {TRACEPARENT: self.traceparent, **state}
 
     def child(self) -> TraceContext:
-        """Returns the context of a new span below this one."""
+        """Returns the context of a new span whose parent is this span."""
         return TraceContext(self.trace_id, new_span_id(), self.is_sampled, self.state, self.span_id)
 
 

@@ -59,8 +59,8 @@ class MemoryPressure:
             self.check()
 
     def check(self) -> list[str]:
-        """Asks waiting durable runs, the oldest first, to be stored if memory is scarce. Returns their ids.
-        They continue here when their tools return.
+        """Asks waiting durable runs, the oldest first, to be stored if memory is scarce. Returns the ids of
+        these runs. The runs continue in this process when their tools return.
         """
         scarce = set(self._runs_in_large_processes())
         if not scarce:

@@ -43,7 +43,7 @@ class RunningRuns:
     """Runs in progress of this process, and the runs of processes that have died."""
 
     def __init__(self, active: Mapping[str, tuple[Execution, RunHandle]], store: Store) -> None:
-        """`active` maps ids to the runs in progress. It changes as runs begin and end."""
+        """`active` maps ids to the runs in progress. The kernel changes this dict as runs begin and end."""
         self._active = active
         self._table = store.running_runs
         self._flush_records = store.write_behind.flush

@@ -358,14 +358,14 @@ class SuspendedRuns:
         return any(answer is not None for answer in answers.values())
 
     async def drain(self, seconds: float) -> None:
-        """Stops continuing runs in the background, and waits for those that are in progress."""
+        """Continues no further runs in the background, and waits for the runs in progress."""
         self._is_draining = True
         if self._background:
             await asyncio.wait(self._background, timeout=seconds)
 
     async def continue_answered(self) -> None:
-        """Continues all runs that can go on: after a restart, after the death of another server, or if an
-        earlier attempt failed.
+        """Continues all runs whose calls have results. Needed after a restart, after the death of another
+        server, or if an earlier attempt failed.
         """
         if self.provide_tools is None:
             return
@@ -427,7 +427,7 @@ class SuspendedRuns:
         return None if parts is None else await decode_result(parts, run_id, max_bytes)
 
     async def check_owner(self, run_id: str, owner: str) -> None:
-        """Raises ResumeError if this owner has no such run that is or was suspended."""
+        """Raises ResumeError unless the run belongs to this owner and is or was suspended."""
         row = await (await self._open_store()).checkpoints.get(run_id)
         if row is None or row.owner != owner:
             raise not_found(run_id)

@@ -60,8 +60,8 @@ class Ticker:
         return POLL_SECONDS if next_in is None else min(POLL_SECONDS, next_in / 1000)
 
     async def run_due(self) -> bool:
-        """Starts the runs of all ticks that are due. Returns False if some have to wait. A schedule that
-        cannot be started does not delay those of other owners.
+        """Starts the runs of all ticks that are due. Returns False if some ticks have to wait. A schedule
+        that cannot be started does not delay the schedules of other owners.
         """
         now = await self._store.queued_runs.now()
         all_started = True

@@ -114,7 +114,8 @@ class WebhookSender:
         try:
             status, error = await self._post(delivery)
         except Exception:
-            # Without an end, the message would be sent again for ever, whenever its lease has expired.
+            # Record a failed attempt. Otherwise the message would be sent again for ever, whenever its lease
+            # has expired.
             logger.exception("the webhook %s of run %s could not be sent", row.id, row.run_id)
             status, error = None, "The server failed; its log says why."
         duration_ms = int((time.monotonic() - began) * 1000)

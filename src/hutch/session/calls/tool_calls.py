@@ -321,7 +321,7 @@ class ToolCalls:
             task.cancel()
 
     def end(self) -> None:
-        """Like `cancel`, at the end of the run. The listeners get no further events."""
+        """Cancels the running tools at the end of the run. The listeners get no further events."""
         self._has_ended = True
         self.cancel()
         # The session cannot be lost or suspended any more. Drop the references to it, so that it is freed

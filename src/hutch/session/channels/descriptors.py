@@ -48,7 +48,9 @@ class DescriptorChannel:
         self._is_pollable = _has_type(read, stat.S_ISFIFO, stat.S_ISSOCK)
         self._is_polled = False
         self._room: select.poll | None = None
-        """Poll object that checks whether the output, which is a pipe, has space for PIPE_BUF bytes."""
+        """Poll object that checks whether the output has space for PIPE_BUF bytes. None if the output is not
+        a pipe.
+        """
         if _has_type(write, stat.S_ISFIFO):
             self._room = select.poll()
             self._room.register(write, select.POLLOUT)

@@ -60,7 +60,7 @@ class RunTimeline:
     """Listener that collects the log lines and tool calls of a run with their times."""
 
     def __init__(self, clock: RunClock, max_bytes: int, *, keeps_values: bool = True) -> None:
-        """Without `keeps_values`, the inputs and results of tool calls are left out."""
+        """Without `keeps_values`, the timeline leaves out the inputs and results of tool calls."""
         self.keeps_values = keeps_values
         self._clock = clock
         self._bytes_left = max_bytes

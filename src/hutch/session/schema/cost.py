@@ -60,8 +60,8 @@ _MAX_CHEAP_STATES = 256
 
 
 class SchemaCost(msgspec.Struct, frozen=True):
-    """Cost of a schema for each depth of a value. If `is_unbounded`, a value that is deeper than
-    `cost_by_depth` costs more than MAX_COST.
+    """Cost of a schema for each depth of a value. If `is_unbounded`, a value with more levels than
+    `cost_by_depth` has entries costs more than MAX_COST.
     """
 
     cost_by_depth: tuple[int, ...]

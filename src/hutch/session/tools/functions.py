@@ -2,9 +2,10 @@
 
 The input is an object, and each parameter is one of its properties. A single parameter takes the whole input
 instead if it is positional-only (`def f(value, /)`) or a model (a dataclass, TypedDict, msgspec Struct or
-pydantic model). Make it keyword-only to get it as a property. With an explicit `input_schema`, a single
-parameter always takes the whole input, unconverted. A parameter with the hint `ToolContext` gets the context
-and is not part of the input. Parameters bound by `functools.partial` are not part of the input either.
+pydantic model). Make such a parameter keyword-only to turn it into a property. With an explicit
+`input_schema`, a single parameter always takes the whole input, unconverted. A parameter with the hint
+`ToolContext` gets the context and is not part of the input. Parameters bound by `functools.partial` are not
+part of the input either.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ def _new_event() -> CancelledEvent:
 
 
 class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
-    """Context of a tool call. A function gets it through a parameter of this type. `ToolContext()` is a
-    context for tests of such a function.
+    """Context of a tool call. A function gets the context through a parameter of this type. Tests of such a
+    function can pass `ToolContext()`.
     """
 
     run_id: str = ""
@@ -55,7 +55,7 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float = math.inf
     """End of the execution's time limit, on the event loop's clock."""
     cancelled: CancelledEvent = msgspec.field(default_factory=_new_event)
-    """Set when the result is no longer needed."""
+    """Set when the result of the call is no longer needed."""
     call_id: str = ""
     """Id of the call, unique in its run."""
     line: int | None = None

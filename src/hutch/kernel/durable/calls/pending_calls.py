@@ -168,8 +168,8 @@ class PendingCalls:
             if (row := await store.checkpoints.get(run_id)) is not None:
                 await self._store(store, row, {call_id: answer})
         except HutchError as error:
-            # Not fatal. Only if the process dies now, the guest gets an error, because the call may have had
-            # an effect.
+            # The guest still gets the result from this process. If the process dies now, the guest gets an
+            # error instead, because the call may have had an effect.
             logger.warning("the result of a call of run %s could not be stored: %s", run_id, error)
 
 
