@@ -164,7 +164,7 @@ class App:
         self._launcher.prepare_network()
         await self.pool.wait_warm(quickjs)
         if self.settings.quickjs_warm and not self.pool.stats().warm.get("quickjs"):
-            # No runner has started. Leasing one raises the error of the failed start.
+            # No runner has started. Lease one, which raises the error of the failed start.
             async with self.pool.lease(quickjs, "warm-up"):
                 pass
 

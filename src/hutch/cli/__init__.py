@@ -53,7 +53,8 @@ def main() -> NoReturn:
         print_error(message)
         status = 1
     except BrokenPipeError:
-        # The reader of stdout has closed it. Flushing the buffer at exit must not raise another error.
+        # The reader of stdout has closed it. Replace stdout, so that flushing at exit does not raise another
+        # error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
     except (KeyboardInterrupt, click.Abort):

@@ -152,7 +152,7 @@ def _explain_no_tools(servers: list[ListedServer], tool_filter: str | None, *, i
     names = ", ".join(server.name for server in servers)
     if tool_filter is not None:
         return f"--filter {tool_filter} matches no tool; the servers are {names}"
-    # A gateway of this process has already reported the reasons.
+    # Give the hint only for a remote gateway. A gateway in this process has already reported the reasons.
     hint = "; `hutch gateway status` shows why" if is_remote else ""
     return f"none of the servers has any tools: {names}{hint}"
 

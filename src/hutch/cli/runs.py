@@ -193,7 +193,7 @@ def list_runs(filters: Mapping[str, Any], url: str | None, key_env: str, *, as_j
         headers = ("RUN", "WHEN", "TOOK", "WHAT", "OWNER", "OUTCOME", "WHY")
         rows = [_row(run) for run in page["runs"]]
         if sys.stdout.isatty() and max(len(run_id) for run_id, *_ in rows) > _MAX_SHOWN_ID_CHARS:
-            # `show` and the other commands accept the beginning of an id.
+            # Cut the ids, because `show` and the other commands accept the beginning of an id.
             rows = [(cut(run_id, _MAX_SHOWN_ID_CHARS), *others) for run_id, *others in rows]
         print_table(headers, rows, states="OUTCOME")
         if sys.stdout.isatty():

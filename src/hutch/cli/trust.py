@@ -15,7 +15,7 @@ from hutch.settings import load_settings
 from hutch.settings.config_text import read_config_text
 from hutch.text import printable
 
-# A longer text would scroll off the screen before the user can read it.
+# Maximum length of the shown text. A longer text would scroll off the screen before the user can read it.
 MAX_SHOWN_CHARS = 20_000
 
 
@@ -24,7 +24,7 @@ def trust_folder(folder: Path, *, yes: bool) -> int:
     refuses.
     """
     folder = _resolve(folder)
-    # The content that is shown here is the content that is trusted, even if a file changes meanwhile.
+    # Read the files once, so that the shown content is trusted even if a file changes meanwhile.
     files = _read_files(folder)
     if not files:
         raise InvalidInput("FOLDER", f"{folder} has none of the files {', '.join(FILES)}.")

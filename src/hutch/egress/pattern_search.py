@@ -119,9 +119,10 @@ class Automaton:
         for byte in data[start:end]:
             at += 1
             child = ROOT
-            # The same as `_child`, which would take longer to call.
+            # This loop repeats `_child`, because calling it would take longer.
             while node:
-                # A separator follows the end of a pattern, and is not part of it.
+                # Do not match the separator that follows the end of a pattern, because it is not part of the
+                # pattern.
                 if text[node] == byte and (byte != _SEPARATOR or not self._is_end(node)):
                     child = node + 1
                     break
@@ -257,7 +258,7 @@ def _blocks_at_end(patterns: Iterable[bytes], size: int) -> Iterator[int]:
 
 
 def add_span(spans: deque[Span], start: int, end: int) -> None:
-    """Adds a range that ends after the others, and merges it with those that it overlaps."""
+    """Adds a range that ends after all earlier ranges, and merges it with the ranges that it overlaps."""
     while spans and start < spans[-1][1]:
         start = min(start, spans.pop()[0])
     spans.append((start, end))

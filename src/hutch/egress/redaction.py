@@ -160,7 +160,7 @@ class Redactor:
 
     async def texts(self, texts: Sequence[str]) -> Sequence[str]:
         """Redacts many texts. Lets other tasks run meanwhile."""
-        # Most texts contain no secret, and one search over all of them is much faster than one search per
+        # Search all texts at once first. Most contain no secret, and one search is much faster than one per
         # text.
         if not self._search or not await self._is_in("\n".join(texts).encode("utf-8", "surrogatepass")):
             return texts
@@ -291,7 +291,7 @@ class RedactingStream:
         parts: list[bytes] = []
         while spans and spans[0][0] < self._tail_start:
             start, end = spans.popleft()
-            # A range that overlaps the previous one is covered by the same mark.
+            # Write no second mark for a range that overlaps the previous one.
             if start - offset >= at:
                 parts += (data[at : start - offset], _MARK)
             at = max(at, end - offset)

@@ -204,7 +204,7 @@ class McpConnection:
         self._closing.set()
         if not self._ready.done():
             self._scope.cancel()
-        # A server that does not respond must not block the shutdown.
+        # Limit the time of the shutdown, because the server may not respond.
         self._scope.deadline = min(self._scope.deadline, anyio.current_time() + CLOSE_SECONDS)
 
     def _on_connect_timeout(self) -> None:

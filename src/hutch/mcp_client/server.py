@@ -297,7 +297,8 @@ class McpServer:
 
     def _adopt(self, connection: McpConnection) -> None:
         if self._connection is not None:
-            # The previous connection has ended, but its processes may still be exiting.
+            # Keep the previous connection until it is closed. It has ended, but its processes may still be
+            # exiting.
             self._closing_connections.add(self._connection)
         self._connection = connection
         self._connected_at = self._loop.time()
@@ -347,7 +348,7 @@ class McpServer:
     async def _retry_loop(self) -> None:
         while self._should_retry():
             await asyncio.sleep(self._limits.retry_delay(self._failures - 1))
-            # A call may have reconnected meanwhile.
+            # Check again, because a call may have reconnected meanwhile.
             if self._should_retry():
                 with contextlib.suppress(ServerUnreachable):
                     await self._try_connect()

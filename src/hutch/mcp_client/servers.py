@@ -133,7 +133,7 @@ class McpServers:
             try:
                 listener()
             except Exception:
-                # An error in one callback must not affect the others.
+                # Only log the error, because it must not affect the other callbacks.
                 logger.exception("a listener for tool changes failed")
 
 

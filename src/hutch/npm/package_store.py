@@ -112,7 +112,7 @@ class PackageStore:
         try:
             staging.tree.rename(target)
         except OSError:
-            # The same tree already exists, but its record was lost.
+            # Keep a tree that already exists: only its record was lost.
             if not target.is_dir():
                 raise
         target.chmod(0o555)

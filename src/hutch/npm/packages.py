@@ -183,7 +183,7 @@ class PackageManager:
         began, outcome = time.monotonic(), "failed"
         try:
             async with asyncio.timeout(seconds), self._locks.acquire(file_name(spec.name)):
-                # Another process may have installed the package meanwhile.
+                # Look again, because another process may have installed the package meanwhile.
                 if not refresh and (ready := self._find_fresh(spec)) is not None:
                     outcome = ""
                     return ready

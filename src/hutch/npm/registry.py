@@ -61,7 +61,7 @@ def read_registry_config(home: Path, environ: Mapping[str, str] = os.environ) ->
     if all_proxy := environ.get("ALL_PROXY") or environ.get("all_proxy"):
         variables["ALL_PROXY"] = all_proxy
     for name in _SYSTEM_CERTIFICATES:
-        # Deno fails every connection if a variable names a file that does not exist.
+        # Leave out missing files, because Deno fails every connection if a variable names one.
         if path := _readable(name, environ.get(name)):
             variables[name] = path
             if "system" not in variables["DENO_TLS_CA_STORE"]:

@@ -72,7 +72,7 @@ async def data_key_ids(database: Database) -> set[str]:
         ("triggers", "options"),
     ]
     for table, name in [*(column[:2] for column in ENCRYPTED_COLUMNS), *others]:
-        # The format of the ciphertext is `hutch1.<key id>.…`.
+        # Cut out the key id. The format of the ciphertext is `hutch1.<key id>.…`.
         sql = f"SELECT DISTINCT substr({name}, 8, 12) FROM {table} WHERE {name} IS NOT NULL"
         ids |= {row[0] for row in await database.scan(sql)}
     return ids

@@ -107,7 +107,8 @@ class WriteBehindQueue:
                 batch = [self._runs[number] for number in range(min(len(self._runs), MAX_BATCH))]
                 await self._write_runs(batch)
                 written = {id(run) for run in batch}
-                # Some of these rows may have been dropped from the queue while they were written.
+                # Remove only rows that are still in the queue, because some may have been dropped while they
+                # were written.
                 while self._runs and id(self._runs[0]) in written:
                     self._pop()
             if self._key_uses:

@@ -94,7 +94,8 @@ async def load(store: Store, home: Path, environ: Mapping[str, str]) -> FlowCiph
     master = crypto.load_master_keys(home, environ, create=is_new)
     await master_key_check.check(store, master)
     if text is None:
-        # Two processes may do this at the same time. The first write wins, and both use its key.
+        # Two processes may do this at the same time. The first write wins, and both use the key that it
+        # stored.
         text = await store.meta.put_first(FLOWS_META_KEY, create_data_key(master, FLOWS_OWNER))
     return FlowCipher(decrypt_data_keys(master, text, FLOWS_OWNER))
 

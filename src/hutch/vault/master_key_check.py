@@ -29,7 +29,8 @@ async def check(store: Store, master: MasterKeys) -> None:
             _decrypt(
                 master, data_keys.parse_entries(text)[0].sealed, data_keys.CONTEXT, data_keys.FLOWS_OWNER
             )
-        # Two processes may do this at the same time. The first write wins, and both are checked against it.
+        # Two processes may do this at the same time. The first write wins, and both check the value that it
+        # stored.
         encrypted = await store.meta.put_first(META_KEY, crypto.encrypt(master, CHECK_VALUE, META_KEY))
     _decrypt(master, encrypted, META_KEY)
 

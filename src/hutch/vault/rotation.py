@@ -83,7 +83,7 @@ async def _rotate_user(vault: Vault, user: User) -> tuple[int, list[Credential]]
         changed = any(outcome == "changed" for _, outcome in outcomes)
         stored = await store.users.by_id(user.id)
         if stored is None or stored.data_key != current.data_key:
-            # Another rotation has started and will encrypt these credentials again.
+            # Stop, because another rotation has started and will encrypt these credentials again.
             return reencrypted, []
         if not any(outcome in ("reencrypted", "changed") for _, outcome in outcomes):
             break

@@ -70,7 +70,7 @@ class Vault:
     async def add_user(self, name: str) -> User:
         """Adds a user with a new data key. Raises InvalidInput, or AlreadyExists if the name exists."""
         check_name(name)
-        # A process with a wrong master key must not write anything.
+        # Check first, because a process with a wrong master key must not write anything.
         await self.check()
         user_id = f"user_{secrets.token_hex(8)}"
         user = User(

@@ -50,7 +50,7 @@ def _check_nodes(
             close = suggester.closest(node.kind, registry.names())
             hint = f"; did you mean {close}?" if close else ""
             message = f"the built-in runtime has no kind {describe_value(node.kind)}{hint}"
-            # A kind with another name may belong to another runtime.
+            # Report an error only for a probable misspelling. Other kinds may belong to another runtime.
             yield Finding(Problem(f"{node.path}.type", message), is_error=close is not None)
             continue
         try:

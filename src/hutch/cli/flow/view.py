@@ -88,7 +88,7 @@ class FlowView:
         if event["type"] == "log":
             level = event.get("level")
             if level == "debug":
-                # Only `hutch flow logs` and --json show debug messages.
+                # Drop debug messages, because only `hutch flow logs` and --json show them.
                 return
             text = f"{_LEVELS.get(level, '') if isinstance(level, str) else ''}{text}"
             self.print_message(f"{step_id}: {text}" if isinstance(step_id, str) else text)

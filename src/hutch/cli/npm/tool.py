@@ -208,7 +208,8 @@ class LogPrinter:
 
 
 def _print_outcome(outcome: ToolOutcome, printer: LogPrinter) -> int:
-    # If the tool's process was killed, the last lines are only in the outcome.
+    # Print lines that were not streamed. If the tool's process was killed, the last lines are only in the
+    # outcome.
     for line in outcome.logs[printer.printed_lines :]:
         printer.log(line)
     for warning in outcome.warnings:
@@ -253,7 +254,7 @@ async def _watch(app: App, command: ToolCommand, local: LocalArgument) -> int:
         finally:
             run.cancel()
             await asyncio.wait([run])
-        # Only the first run asks the registry again; files change every few seconds.
+        # Ask the registry only in the first run, because files may change every few seconds.
         command = replace(command, refresh=False)
 
 

@@ -37,7 +37,7 @@ def serve_runtime(project: Path | None = None) -> int:
         # processes would inherit SIG_IGN.
         signal.signal(signal.SIGINT, lambda *_: None)
     threading.Thread(target=_exit_after_stdin, args=(read,), daemon=True, name="end").start()
-    # The extra byte shows that a line was too long.
+    # One byte more than the limit, to detect a line that is too long.
     lines = LineSplitter(jsonrpc.MAX_LINE_BYTES + 1, truncate=True)
     waiting = handshake.serve_handshake(read, write, os.environ, lines)
     if waiting is None:

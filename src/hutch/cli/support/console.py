@@ -54,7 +54,7 @@ def print_json_value(value: Any, *, indent: int | None = None) -> None:
     try:
         text = json.dumps(value, indent=indent, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        # A lone surrogate cannot be encoded in UTF-8, only written as an escape sequence.
+        # Escape all non-ASCII characters, because a lone surrogate cannot be encoded in UTF-8.
         text = json.dumps(value, indent=indent).encode()
     print_json(text)
 
@@ -184,8 +184,8 @@ class GuestOutput:
             try:
                 data = data[os.write(self._descriptor, data) :]
             except BlockingIOError:
-                # The descriptor can be non-blocking: another process that shares the open file may have set
-                # O_NONBLOCK.
+                # Wait until the descriptor is writable. It can be non-blocking, because another process that
+                # shares the open file may have set O_NONBLOCK.
                 select.select([], [self._descriptor], [])
 
     def _is_terminal(self) -> bool:

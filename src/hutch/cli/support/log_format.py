@@ -11,7 +11,8 @@ class PrintableFormatter(logging.Formatter):
     """Formats a record as one line, followed by the traceback if there is one."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        # A message may quote servers, packages and guests. A line break in it could forge another record.
+        # Escape line breaks too. A message may quote servers, packages and guests, which could forge another
+        # record.
         return printable(super().formatMessage(record), keep=LINE)
 
     def formatException(self, ei: object) -> str:

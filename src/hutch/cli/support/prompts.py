@@ -89,7 +89,7 @@ class TerminalPrompt:
 
 
 def _read_stdin(loop: asyncio.AbstractEventLoop, lines: asyncio.Queue[str]) -> None:
-    # The event loop may be closed before a line is typed.
+    # Ignore the line if the event loop was closed before it was typed.
     with contextlib.suppress(RuntimeError):
         while line := sys.stdin.readline():
             loop.call_soon_threadsafe(lines.put_nowait, line)
@@ -99,7 +99,7 @@ def _read_stdin(loop: asyncio.AbstractEventLoop, lines: asyncio.Queue[str]) -> N
 def confirm(question: str) -> bool:
     """Asks a question with the default no. Returns False at the end of stdin."""
     with contextlib.suppress(termios.error):
-        # An answer that was typed before the question does not count.
+        # Drop input that was typed before the question.
         termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
     try:
         return click.confirm(printable(question), err=True)

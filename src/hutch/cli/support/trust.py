@@ -125,7 +125,7 @@ def check(folder: Path, name: str, source: ConfigText, home: Path) -> bool:
     try:
         record = TrustStore(home).find(folder, name)
     except HutchError as error:
-        # Without a readable list, nothing is trusted.
+        # Trust nothing if the list cannot be read.
         logger.warning("%s", error)
         record = None
     if is_trusted(record, source):

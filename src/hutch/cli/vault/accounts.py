@@ -59,8 +59,8 @@ def add_user(name: str) -> int:
         return await vault.add_user(name)
 
     key_file = load_settings().home_path / crypto.MASTER_KEY_FILE
-    # Not Path.exists, which raises an error if the folder is not accessible. The vault reports that with a
-    # better message.
+    # Do not use Path.exists, because it raises an error if the folder is not accessible. The vault reports
+    # that with a better message.
     had_key_file = os.access(key_file, os.F_OK)
     user = with_vault(add)
     print_line(user.id)

@@ -76,7 +76,8 @@ class DnsServer:
         self._resolve_name = resolve_name
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
-        # `getaddrinfo` asks for both types at once. They share one lookup.
+        # Lookups in progress by name. `getaddrinfo` asks for both types at once, and both queries share one
+        # lookup.
         self._lookups: dict[str, asyncio.Future[list[Address]]] = {}
         self._second_began = self._loop.time()
         self._count = 0

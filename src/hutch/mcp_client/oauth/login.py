@@ -266,7 +266,7 @@ class _CallbackHandler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", "text/plain; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
-        # The URL of this page contains the authorization code.
+        # Send no referrer, because the URL of this page contains the authorization code.
         self.send_header("Referrer-Policy", "no-referrer")
         self.send_header("Cache-Control", "no-store")
         self.end_headers()

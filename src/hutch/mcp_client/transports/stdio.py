@@ -268,7 +268,7 @@ class DirectCalls:
         return True
 
     def _pending(self, id: str | int | None) -> asyncio.Future[RawResult | bytes] | None:
-        # Some servers return numeric ids as strings.
+        # Convert the id, because some servers return numeric ids as strings.
         number = coerce_request_id(id) if id is not None else None
         response = self._responses.get(number) if isinstance(number, int) else None
         return None if response is None or response.done() else response

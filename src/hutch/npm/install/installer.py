@@ -32,7 +32,7 @@ Report = Callable[[str], None]
 UnpackedPackages = Mapping[LockedPackage, Path]
 """Paths of packages that are already unpacked in a tree."""
 
-# Deno searches all parent folders for a configuration. This file stops the search.
+# Configuration that stops Deno's search. Deno searches all parent folders for a configuration.
 _CONFIGURATION = b'{"workspace": []}\n'
 _ENVIRONMENT = {
     "DENO_NO_PROMPT": "1",
@@ -174,7 +174,7 @@ class Installer:
         await self.seal(staging, spec, lambda: tree.seal(staging.tree, *self.limits.maxima))
 
     async def seal(self, staging: StagingFolder, spec: PackageSpec, work: Callable[[], T]) -> T:
-        """Runs `work`, which seals a tree. Raises PackageNotFound if it is too large or unsafe."""
+        """Runs `work`, which seals a tree. Raises PackageNotFound if the tree is too large or unsafe."""
         try:
             return await staging.run_in_thread(work)
         except tree.TreeTooLarge as error:
@@ -230,7 +230,8 @@ class Installer:
         if exit_status.code != 0 or exit_status.exceeded is not None:
             failure = errors.explain(spec, exit_status, self.limits)
             first, cause = errors.error_lines(exit_status.error_output)
-            # A missing package is the caller's mistake. Other failures may concern the operator.
+            # Log a missing package as information, because it is the caller's mistake. Other failures may
+            # concern the operator.
             level = logging.WARNING if cause or exit_status.exceeded else logging.INFO
             logger.log(level, "%s Installer output: %s %s", failure.message, first, cause)
             raise failure

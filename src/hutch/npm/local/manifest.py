@@ -71,7 +71,7 @@ def _read_document(folder: Path, shown: str) -> dict[str, Any]:
     if len(raw) > MAX_MANIFEST_BYTES:
         raise InvalidPackage(f"{shown}/{MANIFEST}", f"is larger than {MAX_MANIFEST_BYTES} bytes")
     try:
-        # The json module reports the line of a mistake; msgspec does not.
+        # Use the json module, which reports the line of a mistake. msgspec does not.
         document = json.loads(raw.decode("utf-8-sig"))
     except json.JSONDecodeError as error:
         position = f"line {error.lineno}, column {error.colno}"

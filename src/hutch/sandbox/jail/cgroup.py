@@ -51,7 +51,8 @@ class Cgroup:
             _write(f"{self._memory}/memory.max", limit)
         else:
             names = ["memory.limit_in_bytes", "memory.memsw.limit_in_bytes"]
-            # The limit for memory plus swap must never be below the limit for memory.
+            # Set the limits in the order in which the limit for memory plus swap is never below the limit for
+            # memory.
             for name in reversed(names) if limit > self._limit > 0 else names:
                 if name == names[0] or os.path.exists(f"{self._memory}/{name}"):
                     _write(f"{self._memory}/{name}", limit)

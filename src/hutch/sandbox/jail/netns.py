@@ -97,7 +97,7 @@ class NetnsListener:
                 async with asyncio.timeout(REPLY_SECONDS):
                     await wait_readable(own_end.fileno())
             except TimeoutError:
-                # The next request starts a new helper.
+                # End the helper. The next request starts a new one.
                 self._end_helper(process)
                 raise _unavailable(f"no reply within {REPLY_SECONDS:g} s") from None
             sockets = _receive_sockets(own_end, request)

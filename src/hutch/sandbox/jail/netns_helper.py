@@ -26,7 +26,7 @@ def main(control: socket.socket) -> None:
     """Serves requests. A request consists of a port, a flag that asks for a DNS socket, and two descriptors:
     the reply socket and the network namespace.
     """
-    # This process does not wait for its children; with SIG_IGN the kernel reaps them.
+    # Let the kernel reap the children, because this process does not wait for them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     libc = ctypes.CDLL(None, use_errno=True)
     while True:
@@ -40,7 +40,7 @@ def main(control: socket.socket) -> None:
                 finally:
                     os._exit(0)
         except OSError:
-            # The fork failed. The host notices that the reply socket was closed.
+            # The fork failed. The host notices this, because the reply socket is closed.
             pass
         finally:
             for handle in handles:
@@ -72,7 +72,7 @@ def enter(libc: ctypes.CDLL, namespace: int) -> None:
     namespace has all capabilities there.
     """
     owner = fcntl.ioctl(namespace, _NS_GET_USERNS)
-    # The current user namespace cannot be entered again.
+    # Skip the current user namespace, because a process cannot enter it again.
     if os.fstat(owner).st_ino != os.stat("/proc/self/ns/user").st_ino:
         setns(libc, owner, _CLONE_NEWUSER)
     setns(libc, namespace, _CLONE_NEWNET)

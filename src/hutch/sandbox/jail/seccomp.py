@@ -150,7 +150,8 @@ def filter_program(machine: str | None = None, *, forks: bool = False) -> bytes:
     code.add(_EQUAL, architecture.socket, then="socket")
     code.add(_EQUAL, architecture.socketpair, then="socket")
     code.add(_EQUAL, architecture.ioctl, then="ioctl")
-    # A filter cannot follow clone3's pointer to its flags. ENOSYS makes glibc and Rust fall back to clone.
+    # Answer clone3 with ENOSYS, because a filter cannot read the flags behind its pointer. glibc and Rust
+    # then fall back to clone.
     code.add(_EQUAL, architecture.clone3, then="absent")
     for number in denied:
         if number is not None:

@@ -45,7 +45,7 @@ class OutputPipe:
         if self._fd >= 0:
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
-        # The descriptor's number may be reused from now on.
+        # Forget the descriptor, because its number may be reused from now on.
         self._fd = -1
 
 

@@ -227,7 +227,7 @@ class RunnerProcess(Runner):
     def freeze(self) -> None:
         """Stops the guest's processes, so that a package uses no CPU between executions."""
         outer, *inner = process_tree(self.pid)
-        # The first two processes are bubblewrap's.
+        # Leave out the first two processes, which are bubblewrap's.
         guests = inner[1:] if len(inner) > 1 else inner or [outer]
         for pid in guests:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -424,7 +424,7 @@ class RunnerProcess(Runner):
             pipe.close()
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
-        # The descriptor's number may be reused from now on.
+        # Forget the descriptor, because its number may be reused from now on.
         self._pidfd = -1
         if self._watch is not None:
             self._watch.stop()

@@ -187,7 +187,8 @@ class PostgresDatabase:
         try:
             async with await self._connect() as connection:
                 self._check_server(connection.info)
-                # Another process may be migrating at the same time, and changing many rows takes a while.
+                # Wait longer than usual, because another process may be migrating, and changing many rows
+                # takes a while.
                 timeout = int(MIGRATE_SECONDS * 1000)
                 await connection.execute(
                     f"SET lock_timeout = {timeout}; SET statement_timeout = {timeout}".encode()

@@ -250,7 +250,7 @@ class JournalTable:
                 status = :status, outcome = :outcome, summary = :summary, ended_at = :at, holder = ''
             WHERE run_id = :run_id AND holder = :holder AND ended_at IS NULL
         """
-        # A resumed run already has a record from the first time that it ended. This record is updated.
+        # Update an existing record, because a resumed run has one from the first time that it ended.
         store_record = f"""
             INSERT INTO runs ({RUN_COLUMNS})
             SELECT {", ".join(f":{name}" for name in RunRow.__struct_fields__)}

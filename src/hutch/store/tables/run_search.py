@@ -295,8 +295,8 @@ def _choose_index(query: RunQuery, index: _Conditions) -> set[str]:
     """
     used: set[str] = set()
     if query.owner.single is not None:
-        # The search must not read rows of other owners: the cursor contains the sort key of the last row that
-        # was read, and would reveal it.
+        # Read only rows of this owner. The cursor contains the sort key of the last row that was read, which
+        # would reveal rows of other owners.
         index.add("r.owner = :owner", owner=query.owner.single)
         used.add("owner")
     if query.sort == "duration":

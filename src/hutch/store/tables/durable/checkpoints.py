@@ -153,7 +153,8 @@ class CheckpointTable:
                     " (run_id, call_id, provider, tool, token_digest, question, in_flight)"
                     " SELECT :run_id, :call_id, :provider, :tool, :digest, :question, :in_flight"
                     f" WHERE EXISTS ({is_saved})"
-                    # A tool that was running when the run was stored may have deferred its result since.
+                    # Update the row, because a tool that was running when the run was stored may have
+                    # deferred its result since.
                     " ON CONFLICT (run_id, call_id) DO UPDATE SET in_flight = excluded.in_flight,"
                     " token_digest = COALESCE(pending_calls.token_digest, excluded.token_digest),"
                     " question = COALESCE(pending_calls.question, excluded.question)",
