@@ -9,7 +9,7 @@ export const bundleFolder = Deno.args[0].slice(0, Deno.args[0].lastIndexOf("/"))
 export function openBundleFile(name: string): () => string {
   const file = Deno.openSync(`${bundleFolder}/${name}`);
   return () => {
-    // `stat` needs a permission even for an open file.
+    // Seek to the end to get the size, because `stat` needs a permission even for an open file.
     const bytes = new Uint8Array(file.seekSync(0, Deno.SeekMode.End));
     file.seekSync(0, Deno.SeekMode.Start);
     for (let at = 0; at < bytes.length;) {

@@ -156,7 +156,7 @@ class ItemStream {
       while (i >= this.items.length && !this.#isOver) {
         await new Promise<void>((resolve) => apply(push, this.#wake, [resolve]));
       }
-      // Throws the error of the call, after the items that came before it.
+      // After the last item, end, or throw the error of the call.
       if (i >= this.items.length) return void await this.#result;
       yield this.items[i];
     }

@@ -150,7 +150,7 @@ class Run {
     let { message } = error, at: Partial<Position> | undefined, frames: string | undefined;
     try {
       message = apply(slice, message, [0, MAX_MESSAGE]);
-      // Other messages come from the host and are not changed.
+      // Add no hint to other messages, because they come from the host.
       if (error.code === "runtime_error") message = this.#withHint(message);
       at = this.#program?.locateStack(stack);
       frames = this.#program?.describeStack(stack);

@@ -45,7 +45,8 @@ export function trapExits(report: Report): void {
 
 function trapKill(name: string, kill: Kill, own: () => number, refuse: (call: string) => never): Kill {
   return (pid, signal = "SIGTERM") => {
-    // 0 and negative numbers are process groups, possibly our own. Signal 0 only checks for existence.
+    // Refuse 0 and negative numbers too, because they name process groups, possibly our own. Signal
+    // 0 is harmless, because it only checks for existence.
     if ((pid === own() || pid <= 0) && signal !== 0) refuse(`${name}(${pid}, ${JSON.stringify(signal)})`);
     return kill(pid, signal);
   };

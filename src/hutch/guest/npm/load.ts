@@ -34,7 +34,7 @@ export function importError(error: unknown, { tree, package: name }: RunnerConfi
   let text = messageOf(error);
   // Deno uses one code for all errors of loading a module; the message names the actual error.
   if (typeof code === "string" && !/\bERR_|^SyntaxError/.test(text)) text = `${code}: ${text}`;
-  // V8 reports the position of a syntax error only in the stack.
+  // Read the position of a syntax error from the stack, because V8 reports it only there.
   const position = error instanceof SyntaxError && /(?:at |\()(file:\S+:\d+:\d+)/.exec(`${stack}`)?.[1];
   if (position && !text.includes(position)) text += ` at ${position}`;
   text = withoutFolders(text, tree, name);

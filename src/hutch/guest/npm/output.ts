@@ -77,7 +77,7 @@ export function asIterator(value: unknown): AsyncIterator<unknown> | Iterator<un
   if (typeof value !== "object" || value === null) return undefined;
   const generator = value as Partial<AsyncGenerator & Generator>;
   if (typeof generator[Symbol.asyncIterator] === "function") return generator[Symbol.asyncIterator]!();
-  // Unlike generators, arrays and maps have no `next` method.
+  // Check for `next`, which generators have, but arrays and maps do not.
   if (typeof generator.next === "function" && typeof generator[Symbol.iterator] === "function") {
     return generator[Symbol.iterator]!();
   }

@@ -48,7 +48,7 @@ export function encodeDifference(
 
 /** Adds the start and the end of each run of words that differ from the image. */
 function addChangedWords(bounds: number[], memory: Uint32Array, base: Uint32Array, shared: number): void {
-  // V8 compares pairs of words as 64-bit integers, which takes half the time of single words.
+  // Compare pairs of words as 64-bit integers, which takes half the time of comparing single words.
   const pairs = shared >> 1;
   const memoryPairs = new BigInt64Array(memory.buffer, memory.byteOffset, pairs);
   const basePairs = new BigInt64Array(base.buffer, base.byteOffset, pairs);

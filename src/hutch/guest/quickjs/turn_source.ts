@@ -71,7 +71,7 @@ function variableEdits({ kind, start, end, declarations }: VariableDeclaration, 
   const first = declarations[0].start, last = declarations.at(-1)!.end;
   edits.push({ from: start, to: first, text: `;(${lineBreaks(text.slice(start, first))}` });
   for (const { id, init, end: at } of declarations) {
-    // `var a` keeps the value of an existing variable.
+    // `var a` without a value keeps the value of an existing variable. `let a` sets it to undefined.
     if (!init) edits.push(insert(at, kind === "var" ? `=${ifDefined(id)}` : "=void 0"));
   }
   edits.push(insert(last, text[end - 1] === ";" && end > last ? ")" : ");"));

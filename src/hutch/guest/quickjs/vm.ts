@@ -261,7 +261,7 @@ export class Vm {
     e.hutch_faults.value = faults;
     const memory = new Uint32Array(e.memory.buffer, stackPointer, (pages * PAGE - stackPointer) / 4);
     if (!applyDifference(memory, words)) throw new VmError("the saved memory is invalid");
-    // Without a new seed, two copies of one execution would draw the same random numbers.
+    // Set a new seed. Otherwise two copies of one execution would draw the same random numbers.
     this.#reseed();
   }
 

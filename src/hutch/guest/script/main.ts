@@ -171,7 +171,7 @@ addEventListener("beforeunload", (event) => run?.finishIdle(event));
 
 function receive(message: HostMessage): void {
   if (message.type === "execute") {
-    // The event loop must become empty when the script has nothing left to do.
+    // The connection must not keep the event loop busy when the script has nothing left to do.
     connection.unref();
     run = new Run(message);
     run.start();

@@ -139,7 +139,7 @@ export class Program {
 
   /** Maps a position in `code` to the source as its author wrote it. */
   locate(line: number, column: number, insertions = this.insertions()): Position {
-    // The position is in the code that follows the guest's code.
+    // Positions in the code that follows the guest's code become the last line of the guest's code.
     if (line > this.lineCount) return { line: this.lineCount, column: 1 };
     if (line === 1) column -= this.prefixLength;
     for (const [insertedLine, insertedColumn, length] of insertions) {

@@ -189,7 +189,7 @@ function parseTypeScript(source: string, jsError: GuestSyntaxError): Stripped & 
     const tsError = error instanceof GuestSyntaxError
       ? atOriginalColumn(error, stripped!)
       : syntaxError(error);
-    // The parser that got further reports the actual mistake.
+    // Report the error of the parser that got further, because that is probably the actual mistake.
     const { reason, at } = tsError.at && !isAfter(tsError.at, jsError.at) ? jsError : tsError;
     throw new GuestSyntaxError(reason, at, tsError.needsCompiler);
   }

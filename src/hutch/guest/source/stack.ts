@@ -34,7 +34,7 @@ export function formatStacks(clean: (stack: string) => string = withoutInternalF
       for (let i = 0; i < frames.length; i++) stack += `\n    at ${describeFrame(frames[i])}`;
       return clean(stack);
     } catch {
-      // The guest has replaced a built-in.
+      // The guest has replaced a built-in. Return the stack as far as it is built.
       return stack;
     }
   };

@@ -105,7 +105,7 @@ function string(def: Definition): JsonSchema {
   const patterns: string[] = [];
   for (const { check, format, pattern } of checksOf(def)) {
     if (check !== "string_format") continue;
-    // A known format needs no pattern.
+    // Leave out the pattern of a known format.
     if (FORMATS[format]) schema.format = FORMATS[format];
     else if (pattern) patterns.push(pattern.source);
   }

@@ -58,7 +58,7 @@ export async function turn(
   try {
     const options = { maxInputBytes: maxBytes, callStack: flags & SEND_POSITIONS ? uncleanStack : undefined };
     const tools: ProviderTools = parse(providers);
-    // Fails if an earlier turn has made the names unchangeable.
+    // This throws if an earlier turn has made the names unchangeable.
     defineProviders(tools, emitter(tools), options);
     if (inputs) defineInputs(parse(inputs));
     succeed(toJson(await fn(defineFunctions), "The result", maxBytes));

@@ -53,7 +53,7 @@ function pointer(path: string[]): string {
 
 export function fromSchema(schema: unknown): JsonSchema {
   const { $schema: _, ...converted } = zodToJsonSchema(schema as any, OPTIONS);
-  // Bounds and defaults of z.bigint() are bigints, which JSON cannot represent.
+  // Convert bigints, because bounds and defaults of z.bigint() are bigints, which JSON cannot represent.
   return JSON.parse(
     JSON.stringify(converted, (_, value) => typeof value === "bigint" ? Number(value) : value),
   );
