@@ -129,7 +129,7 @@ class NameSuggester:
 
 def similar_field(name: str, known: Collection[str]) -> str | None:
     """Returns the known field for which `name` may be meant, such as `timeout_ms` or `limits.timeout_ms` for
-    `timeout`. Known fields of an inner object have its name before them.
+    `timeout`. The known fields of an inner object are given with its name, as in `limits.timeout_ms`.
     """
     last_parts = {field.rpartition(".")[2]: field for field in reversed([*known])}
     longer = (part for part in last_parts if part == name or part.startswith(f"{name}_"))

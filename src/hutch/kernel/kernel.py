@@ -90,7 +90,7 @@ class Kernel:
         self._max_polling = min(settings.quickjs_processes, cores())
         self._default_limits = self._limits({}, clamp=True)
         self.no_files = InputFiles([], FileLimits(settings.max_files, settings.max_file_bytes))
-        """Files of an execution without input files, which can only write files."""
+        """Used for executions without input files. Their guests can only write files."""
         self.states = StateMemory(settings.max_state_bytes, settings.queue_seconds)
         """Counts the memory of the states of suspended runs and sessions."""
         self.precompiler = Precompiler(pool, record, owners_share=settings.owners_share)
@@ -98,8 +98,8 @@ class Kernel:
     def limits(self, requested: dict[str, Any], *, clamp: bool = False) -> Limits:
         """Returns the limits of an execution: requested values, and defaults for the others.
 
-        A value above the operator's maximum raises InvalidExecution. With `clamp`, it is reduced to the
-        maximum.
+        A value above the operator's maximum raises InvalidExecution. With `clamp`, such a value is reduced to
+        the maximum.
         """
         for value in requested.values():
             if value is not None:
@@ -128,8 +128,8 @@ class Kernel:
         return self.no_files if files is None else input_files(files, self.no_files.limits)
 
     async def run(self, execution: Execution, run: RunHandle | None = None) -> Result:
-        """Runs an execution to its end. A failure of the guest is a Result. Raises HutchError only if the
-        execution could not start.
+        """Runs an execution to its end. If the guest fails, returns a Result with an error. Raises HutchError
+        only if the execution could not start.
         """
         self._check(execution)
         run = run or RunHandle()

@@ -99,7 +99,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Outgoing requests: hosts and sizes, never contents."""
     waits: list[Wait] = []
     turn: int | None = None
-    """Number of the turn, if the run was one of a stateful session."""
+    """Number of the turn, if the run was a turn of a stateful session."""
     recorded: RecordLevel = "metadata"
     error_message: str | None = None
     content: str | None = None

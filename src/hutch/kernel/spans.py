@@ -71,7 +71,7 @@ def run_spans(record: RunRecord, run: RunHandle, trace: TraceContext) -> Iterato
 
 
 def group_spans(record: RunRecord, run: RunHandle, trace: TraceContext) -> Iterator[Span]:
-    """Yields the span of a batch. Its calls are runs with their own spans."""
+    """Yields the span of a batch. The calls of the batch are runs with their own spans."""
     ended = run.started_at + (run.clock.ended or 0.0)
     span = _run_span(record, run, trace, run.started_at, ended)
     yield msgspec.structs.replace(span, name=GROUP_NAME)

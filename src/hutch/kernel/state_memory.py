@@ -15,7 +15,7 @@ from hutch.owner_shares import RESERVE_ONE_IN
 
 
 class StateCharge:
-    """Part of the memory that one run or session uses."""
+    """The memory that one run or session uses, as a part of the total in `StateMemory`."""
 
     __slots__ = ("_bytes", "_memory", "_owner")
 

@@ -12,7 +12,7 @@ from hutch.errors import HutchError
 logger = logging.getLogger("hutch.queue")
 
 POLL_SECONDS = 1.0
-"""Maximum time between two checks. Another server may have added work without waking this one."""
+"""Maximum time between two checks. Needed because another server may add work without waking this server."""
 
 
 async def poll(check: Callable[[], Awaitable[float]], wake: asyncio.Event, problem: str) -> None:

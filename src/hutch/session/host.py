@@ -393,7 +393,7 @@ class Session:
             listener(event)
 
     def _log(self, message: Log) -> bool:
-        """Passes on log lines, up to the limits of the logs."""
+        """Passes log lines to the listeners, up to the limits of the logs."""
         if not self._is_observed:
             return False
         for line in message.lines:
@@ -766,8 +766,9 @@ class Session:
         return WireError(code="timeout", message=message, stack=None if reported is None else reported.stack)
 
     def _fail_start(self) -> None:
-        """Ends the session because the runner did not start the execution. The session is marked as lost only
-        if the runner was silent. Otherwise another runner of this kind would not start the execution either.
+        """Ends the session because the runner did not start the execution. The session is marked as lost, and
+        so retried, only if the runner was silent. If the runner sent other messages, another runner would not
+        start the execution either.
         """
         self.lost = self._is_silent()
         message = f"The runner did not start the execution within {monotonic() - self._sent_at:.3g} s"

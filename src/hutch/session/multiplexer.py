@@ -121,7 +121,7 @@ class Multiplexer:
 
     def send_result(self, may_poll: Callable[[], bool], line: bytes) -> None:
         """Sends a tool result. `may_poll` returns True if the runner may use a core to poll for the next
-        one.
+        result.
         """
         (self._send_now if may_poll() else self.peer.send)(line)
 

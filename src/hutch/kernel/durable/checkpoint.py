@@ -41,7 +41,9 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def bundle_digest() -> str:
-    """Returns the digest of the guest bundle. A checkpoint can be continued only with the same bundle."""
+    """Returns the digest of the guest bundle. A run can continue only with the bundle with which it was
+    suspended.
+    """
     digest = hashlib.sha256()
     for name in _BUNDLE_FILES:
         digest.update(hashlib.sha256((BUNDLE_FOLDER / name).read_bytes()).digest())

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hutch.store.store import Store
 
 VARIABLE = "values"
-"""Variable of the guest that has the values."""
+"""Name of the guest's variable that contains the values."""
 _MAX_LISTED_NAMES = 10
 
 

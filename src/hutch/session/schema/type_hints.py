@@ -191,7 +191,7 @@ def result_schema(hint: Any, where: str) -> Schema | None:
 
 
 def item_hint(hint: Any) -> Any:
-    """Returns the type of the values of an async generator, or Any if its hint does not tell."""
+    """Returns the type of the values of an async generator, or Any if the hint does not contain the type."""
     arguments = typing.get_args(hint)
     is_iterator = typing.get_origin(hint) in (AsyncIterator, AsyncIterable, AsyncGenerator)
     return arguments[0] if is_iterator and arguments else Any
