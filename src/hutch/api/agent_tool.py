@@ -27,7 +27,9 @@ _TOOLS = """. It can call these tools:
 def async_tool(
     run: Callable[[str], Awaitable[Result]], providers: Sequence[Provider], name: str, max_chars: int
 ) -> Callable[[str], Awaitable[str]]:
-    """Returns an async function with one parameter, `code`, that describes itself in its docstring."""
+    """Returns an async function with one parameter, `code`. The docstring of the function
+    describes it to the model.
+    """
 
     async def run_code(code: str) -> str:
         return text_for_model(await run(code), max_chars)

@@ -204,8 +204,8 @@ class Hutch:
             result = await s.run("x + 1")  # result.result == 2
         ```
 
-        A session with this id and owner is continued if there is one, otherwise its first turn creates it.
-        Without an id, it is new. Raises InvalidExecution.
+        Continues the session with this id and owner if it exists. Otherwise the first turn creates the
+        session. Without an id, the session is always new. Raises InvalidExecution.
         """
         from hutch.api.stateful_session import Session
         from hutch.kernel.sessions.sessions import check_session_id, new_session_id
@@ -235,7 +235,7 @@ class Hutch:
         tools: Tools = None,
         owner: str = "default",
     ) -> Run:
-        """Continues a suspended run. It may have been suspended by another process.
+        """Continues a suspended run, also one that another process has suspended.
 
         `run` is the id of a run, if both processes use the same store, or the bytes of `Run.checkpoint`, if
         both have the same master key.
@@ -376,10 +376,10 @@ class Hutch:
     ) -> Callable[[str], Awaitable[str] | str]:
         """Returns a function `run_code(code: str) -> str` that an agent framework can offer to a model.
 
-        Its docstring declares `tools` in TypeScript. Its result is text for the model: the value as JSON or
-        the error, and the log lines, each at most `max_chars` long. `options` are those of `run`.
+        The function's docstring declares `tools` in TypeScript. The result is text for the model: the value
+        as JSON or the error, and the log lines, each at most `max_chars` long. `options` are those of `run`.
 
-        The function is async. With `sync` it blocks instead, for frameworks without an event loop; it then
+        The function is async. With `sync`, the function blocks, for frameworks without an event loop, and
         runs code in a separate sandbox with the same settings. Raises InvalidTool.
         """
         from hutch.api.agent_tool import async_tool, sync_tool

@@ -101,9 +101,9 @@ class ConsoleHandlers:
         self._examining = asyncio.Lock()
 
     async def check_account_access(self, context: RequestContext) -> None:
-        """Allows only the operator to manage users, and no changes on a server without a key. There, every
-        program on this machine counts as the operator, and could issue itself a key that uses the credentials
-        of a user.
+        """Allows only the operator to manage users. Allows no changes on a server without a key, because
+        every program on this machine counts as the operator there, and could issue itself a key that uses the
+        credentials of a user.
         """
         await _require_operator(context)
         if context.request.method != "GET" and self._services.settings.api_key is None:

@@ -168,9 +168,12 @@ class AccessControl:
         """Returns the refusal of a request, or None if the request is allowed.
 
         `public`: everyone has access, including pages of other sites and callers without a key.
+
         `allow_any_origin`: the protocol allows pages of all sites.
-        `allow_scripts`: sandboxed scripts have access. Scripts send the operator's key, so other routes must
-        refuse them: there a script could reach the network or approve its own tool calls.
+
+        `allow_scripts`: sandboxed scripts have access. Scripts send the operator's key, so all other routes
+        must refuse scripts. On those routes, a script could reach the network or approve its own tool calls.
+
         `keyed`: the caller sent a user's key, which is verified elsewhere.
         """
         refusal = self.check_origin(connection, keyed=keyed, allow_any_origin=public or allow_any_origin)

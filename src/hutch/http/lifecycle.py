@@ -22,8 +22,8 @@ async def cancel_on_disconnect(
 ) -> T:
     """Awaits `work`. Raises ClientDisconnect if the client disconnects, Busy if the drain timeout expires.
 
-    `receive` belongs to a request whose body has been read. It is None if the caller detects the disconnect
-    itself.
+    `receive` belongs to a request whose body has been read. `receive` is None if the caller detects the
+    disconnect itself.
     """
     if access is not None and access.drain_expired.is_set():
         work.close()

@@ -28,8 +28,8 @@ def event_stream(events: AsyncIterator[bytes]) -> EventSourceResponse:
     """Streams encoded events until the iterator ends or the client disconnects. A disconnect closes the
     iterator.
 
-    A shutdown does not end the stream. The iterator has to end by itself, because only it knows whether the
-    shutdown should wait for its work.
+    A shutdown does not end the stream. The iterator must end by itself, because only the iterator knows
+    whether the shutdown should wait for its work.
     """
     # Imported here because it loads uvicorn, which commands that only read events do not need.
     from sse_starlette import EventSourceResponse, ServerSentEvent

@@ -25,8 +25,8 @@ _MINIMAL: dict[str, Any] = {
 
 
 async def run_health_check(target: ExecutorTarget, tool: JsonObject, headers: Mapping[str, str]) -> str:
-    """Calls a described tool with the parameters that its author declares, and then runs its cleanup steps.
-    Returns a summary.
+    """Calls a described tool with the parameters that its author declares, and then runs the declared cleanup
+    steps. Returns a summary.
 
     Raises NotTested if there is no declaration, or if the call says nothing about the tool. Raises
     CheckFailed if the tool is broken. By the protocol's policy, a tool that was called and failed is healthy.

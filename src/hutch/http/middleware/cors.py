@@ -40,8 +40,8 @@ _RAW, _RAW_MCP, _RAW_USER_DATA = _raw(HEADERS), _raw(_MCP), _raw(_USER_DATA)
 
 
 class Cors:
-    """Adds the headers to all responses except those of the web console. It wraps the whole server, so that
-    error responses get them too.
+    """Adds the headers to all responses except those of the web console. Wraps the whole server, so that
+    error responses have the headers, too.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -29,9 +29,10 @@ def note_run(execution: Execution, run: RunHandle) -> None:
 
 
 class RunIdHeaders:
-    """ASGI middleware that adds `X-Run-Id`, the ids of the runs that a request started, to its response.
+    """ASGI middleware that adds the header `X-Run-Id` to a response: the ids of the runs that the request
+    started.
 
-    A response that starts before its runs, such as an event stream, has no header.
+    A response that starts before its runs, such as an event stream, does not have the header.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -37,7 +37,9 @@ class ClientAddress(NamedTuple):
 
 
 class ConnectionSlot:
-    """One counted connection. Its protocol reports here whether it waits for the client and when it ends."""
+    """One counted connection. The protocol of the connection reports here whether the server waits for the
+    client, and when the connection ends.
+    """
 
     def __init__(self, limits: ConnectionLimits, address: ClientAddress, close: Callable[[], None]) -> None:
         self._limits = limits

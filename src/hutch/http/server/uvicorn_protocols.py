@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 # many pipelined requests before they are noticed: a request has at least 18 bytes and takes about 2 KiB of
 # memory.
 PIECE_BYTES = 1024
-# Reading pauses while a connection holds more data of later requests than this. It does not pause earlier,
-# because a disconnect is noticed only while reading.
+# If a connection holds more data of later requests than this, the server stops reading from it. The limit is
+# not 0, because a disconnect is noticed only while reading.
 MAX_HELD_BYTES = 64 * 1024
 # After a response, this much of the rest of the request's body is read and discarded, so that the client can
 # finish sending and read the response. Closing the connection with unread data would discard the response.
@@ -161,7 +161,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._ignores_input = True
             self.transport.abort()
         if self.pipeline:
-            # uvicorn pauses here. Continue reading, so that a disconnect is noticed.
+            # Resume reading, which uvicorn has paused, so that a disconnect is noticed.
             self.flow.resume_reading()
 
     def _hold(self, data: bytes | memoryview) -> None:
@@ -271,8 +271,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if not self._in_head and not self._is_answering:
-            # The app did not read the rest of the body. The client has as much time to finish sending it as
-            # it has for the head of a request.
+            # The app did not read the rest of the body. Give the client as much time to finish sending the
+            # body as for the head of a request.
             self._head_timeout.start()
         self._update_slot()
         if self.pipeline:

@@ -319,8 +319,8 @@ class AbilityExecutor:
             if revived:
                 await self._vault.revive(revived)
         except StoreError as error:
-            # Only log the error. If the call failed here, the caller would repeat it, and with it the side
-            # effects of the wrapper.
+            # Only log the error. If the call failed here, the caller would repeat the call, and with it the
+            # side effects of the wrapper.
             logger.error("marking credentials failed: %s", error)
 
     async def _error_content(

@@ -26,7 +26,7 @@ from hutch.session.files.model import File
 MAX_MEDIA = 20
 MAX_FILE_BYTES = 4 * 1024 * 1024
 """Maximum size of all files in one result. Models accept images of up to about 5 MB."""
-# Images that models accept. Others, such as SVG, are resources.
+# Images that models accept. Images of other types, such as SVG, are sent as resources.
 _IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 # Limits of the search for content blocks. Blocks beyond the maximum depth or the maximum number of values
 # stay in the result.
@@ -40,7 +40,7 @@ _BLOCK: TypeAdapter[MediaBlock] = TypeAdapter(MediaBlock)
 
 class TakenMedia(NamedTuple):
     value: Any
-    """The result, in which each block has a note instead of its data."""
+    """The result, with a note in place of the data of each block."""
     blocks: list[MediaBlock]
 
 

@@ -113,8 +113,8 @@ def clip(text: str, max_chars: int, length: int | None = None) -> str:
 
 
 def fair_shares(sizes: Sequence[int], total: int) -> list[int]:
-    """Divides `total` among the sizes. Small sizes are granted completely, and the others get equal shares of
-    the rest.
+    """Divides `total` among the sizes. Small sizes get all that they need. The larger ones get equal shares
+    of the rest.
     """
     shares = [0] * len(sizes)
     remaining = total

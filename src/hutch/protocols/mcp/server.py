@@ -195,8 +195,9 @@ class HutchMcpServer:
             return text_result("Hutch failed; its log says why", failed=True)
 
     def _trace_context(self, context: Context) -> TraceContext | None:
-        """Returns the trace of the client, from `_meta` (SEP-414) or else from the HTTP headers. Does not use
-        the current trace context, which may be that of an earlier request of the session.
+        """Returns the trace of the client, from `_meta` (SEP-414) or else from the HTTP headers.
+
+        Does not use the current trace context, because it may belong to an earlier request of the session.
         """
         if self._hutch.tracer is None:
             return None
@@ -373,7 +374,9 @@ class HutchMcpServer:
 
     @contextlib.contextmanager
     def _registered_call(self, run: ClientRun) -> Iterator[str]:
-        """Registers one call and yields its run id, by which the client is found if an approval is needed."""
+        """Registers one call and yields its run id. If the call needs an approval, the client
+        is found by this id.
+        """
         run_id = f"mcp:{os.urandom(8).hex()}"
         with self._runs.registered(run_id, run):
             try:

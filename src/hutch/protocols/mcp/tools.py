@@ -41,7 +41,7 @@ says that it still waits. Use it instead of running the code again."""
 
 
 def own_tools(servers: Sequence[ServerInfo], *, can_suspend: bool = False) -> list[Tool]:
-    """Returns Hutch's own tools. `continue_run` is one of them if runs can be suspended."""
+    """Returns Hutch's own tools. Includes `continue_run` only if runs can be suspended."""
     named = ", ".join(one_line(server.name) for server in servers[:_MAX_SERVERS]) or "none yet"
     read_only = ToolAnnotations(read_only_hint=True, open_world_hint=False)
     continue_run = Tool(
@@ -123,6 +123,6 @@ def _server_lines(servers: Sequence[ServerInfo], catalog: Catalog | None) -> Ite
 
 
 def one_line(text: str) -> str:
-    """Shortens the name or title that a server gives itself to one line."""
+    """Shortens a server's name or title to one line."""
     plain = " ".join(well_formed(text[: 4 * _MAX_TITLE]).split())
     return plain if len(plain) <= _MAX_TITLE else f"{plain[:_MAX_TITLE]}…"

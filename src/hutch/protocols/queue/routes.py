@@ -222,7 +222,9 @@ class QueueHandlers:
         return json_response({"ok": True, "name": row.name})
 
     async def _schedule(self, context: RequestContext) -> Schedule:
-        """Returns the schedule that the path names. The operator can name those of others by id."""
+        """Returns the schedule that the path names. The operator can name the schedules of
+        other owners by id.
+        """
         store, name = await self._store(), context.path_param("name")
         row = await store.schedules.by_id(name) if _visible_owner(context) is None else None
         return row or await find_schedule(store, _owners(context), name)
@@ -262,7 +264,9 @@ class QueueHandlers:
         return json_response({"ok": True, "name": row.name})
 
     async def _trigger(self, context: RequestContext) -> Trigger:
-        """Returns the trigger that the path names. The operator can name those of others by id."""
+        """Returns the trigger that the path names. The operator can name the triggers of other
+        owners by id.
+        """
         store, name = await self._store(), context.path_param("name")
         row = await store.triggers.by_id(name) if _visible_owner(context) is None else None
         return row or await find_trigger(store, _owners(context), name)

@@ -58,7 +58,7 @@ def unavailable_servers(gateway: Gateway) -> dict[str, str]:
     }
 
 
-# Cache of the providers, because building those of hundreds of tools takes longer than most executions.
+# Cache, because building the providers of hundreds of tools takes longer than most executions.
 _providers: WeakKeyDictionary[Catalog, list[tuple[str, Provider]]] = WeakKeyDictionary()
 
 

@@ -39,7 +39,7 @@ def coerce_literal(text: str, types: Collection[str] | None, *, eager: bool) -> 
 
 
 def _parse_literal(text: str) -> Any:
-    """Decodes JSON or a Python literal. Returns the text itself if it is neither."""
+    """Decodes JSON or a Python literal. Returns the text unchanged if it is neither."""
     bare = text.strip()
     try:
         return msgspec.json.decode(bare)
@@ -75,7 +75,7 @@ def types_of(value: Any) -> tuple[str, ...]:
 
 
 def types_in(schema: Any) -> frozenset[str] | None:
-    """Returns the types that a JSON Schema allows, or None if it does not restrict them."""
+    """Returns the types that a JSON Schema allows, or None if the schema allows all types."""
     if not isinstance(schema, dict):
         return None
     choices = schema.get("anyOf", schema.get("oneOf"))

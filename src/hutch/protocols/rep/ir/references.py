@@ -49,8 +49,8 @@ CODE_PARAMETERS = {
     "ability.execute": ("transform",),
     "shell.run": ("command",),
 }
-"""Parameters without interpolation, by step kind. They are code, in which `${…}` has another meaning and
-inserted values could change the program.
+"""Parameters without interpolation, by step kind. These parameters are code: `${…}` has another meaning
+there, and inserted values could change the program.
 """
 
 _HEAD = re.compile(r"\$(?P<word>input|step|\.inputs|\.vars)(?=[.\[]|$)")

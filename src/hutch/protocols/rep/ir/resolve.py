@@ -127,7 +127,7 @@ def _member(reference: Reference, value: Any, index: int) -> Any:
 
 
 def _container(reference: Reference, length: int) -> str:
-    """Describes, for a message, the value to which the first `length` parts of a reference lead."""
+    """Describes a value for a message. The first `length` parts of the reference lead to this value."""
     start = "the item" if reference.root == "item" else "the inputs"
     if reference.step is not None:
         start = f"the output of {reference.step}"

@@ -106,7 +106,7 @@ def _failure(result: Result) -> StepFailed:
 
 
 async def _start_runner(context: RunContext, node: FlowNode) -> None:
-    """Starts a runner early, because the first start takes as long as the rest of a short run."""
+    """Starts a runner early, because starting the first runner takes as long as the rest of a short run."""
     kernel = (await context.step_services()).kernel
     if node.with_.get("engine", DEFAULT_ENGINE) == DEFAULT_ENGINE:
         kernel.prestart(profile_for(DEFAULT_ENGINE), only_first=True)

@@ -17,7 +17,7 @@ MAX_QUESTION_CHARS = 10_000
 
 class SwitchParams(msgspec.Struct, frozen=True):
     key_from: Any
-    """The value itself, because the reference is already resolved."""
+    """Value of the key. The reference in the flow is already resolved."""
     cases: dict[str, str] = {}
     default: str | None = None
 

@@ -1,6 +1,6 @@
 """Keeps the former module of step kinds, `hutch.doors.rep.kinds.registry`, importable for extensions.
 
-It will be removed in Hutch 0.3.
+The former module will be removed in Hutch 0.3.
 """
 
 from __future__ import annotations

@@ -290,7 +290,9 @@ def run_failure(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def call_failure(method: str, error: RpcError) -> dict[str, Any]:
-    """Converts an error response to a REP error. Codes of JSON-RPC itself become BROKEN_TRANSPORT."""
+    """Converts an error response to a REP error. Error codes that JSON-RPC defines become
+    BROKEN_TRANSPORT.
+    """
     data = dict(error.data) if isinstance(error.data, Mapping) else {}
     if 1000 <= error.code < 4000:
         converted = rep_error(error.code, error.message)

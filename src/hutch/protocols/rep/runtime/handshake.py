@@ -1,6 +1,6 @@
 """Answers `Runtime.Capabilities` and `Runtime.Health` before the rest of the runtime is imported.
 
-Orchestrators ask for the capabilities first. Some start a process only to ask for them.
+Orchestrators ask for the capabilities first. Some orchestrators start a process only for this request.
 """
 
 from __future__ import annotations

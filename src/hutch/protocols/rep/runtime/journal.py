@@ -418,9 +418,8 @@ def run_record(
     key: str | None,
     trace_id: str | None,
 ) -> RunRow:
-    """Builds the record of a finished run, which contains neither inputs nor outputs. The setting `record`
-    determines whether the record contains the error message. `key` is the id of the API key with which the
-    run was started.
+    """Builds the record of a finished run, without inputs and outputs. The setting `record` determines
+    whether the record contains the error message. `key` is the id of the API key that started the run.
     """
     levels = RecordLevels(settings.record, settings.record_protocols, by_key=settings.record_keys)
     level = levels.of(PROTOCOL, key=key)

@@ -41,7 +41,8 @@ class JournalWriter(Protocol):
     async def step_finished(
         self, run_id: str, step_id: str, result: StepResult, record: Mapping[str, Any]
     ) -> None:
-        """Stores the result of a step and waits until the result is durable. Only then the next steps start.
+        """Stores the result of a step and waits until the result is durable. The next steps start only after
+        that.
 
         `record` describes the step for people, with a bounded copy of its input and output.
         """

@@ -75,7 +75,7 @@ class GatewayStatus(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, Generic[T], frozen=True):
-    """A decoded answer: the fields that are used here, and the whole JSON value."""
+    """A decoded answer: the decoded fields, and the whole JSON value."""
 
     value: T
     json: Any

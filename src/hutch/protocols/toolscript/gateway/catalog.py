@@ -83,7 +83,7 @@ class CatalogCollision(NamedTuple):
     """Original names that would become the same script name `name`, and the script names that they got
     instead.
 
-    The original names are those of tools of `server`, or of servers if `server` is None.
+    These are the names of tools of `server`, or the names of servers if `server` is None.
     """
 
     server: str | None

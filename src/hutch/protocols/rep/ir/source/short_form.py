@@ -77,7 +77,7 @@ class CompiledFlow(NamedTuple):
     """Flow IR. Values with a problem are replaced by defaults."""
     source: SourceMap
     problems: list[Problem]
-    """Problems of the short form, with their paths there."""
+    """Problems of the short form, with paths in the short form."""
 
 
 def compile_flow(

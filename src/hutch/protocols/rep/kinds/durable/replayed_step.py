@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 async def can_store(services: StepServices) -> bool:
-    """Returns False if there is no store. Then the flow cannot be resumed either."""
+    """Returns True if there is a store. Without a store, the flow cannot be resumed either."""
     try:
         await services.store()
     except HutchError:
