@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("hutch.cluster")
 
 MAX_GATEWAYS = 64
+# Delay of the announcement for workers that have not heard of this front.
+SOON_SECONDS = 0.02
 # Maximum memory for one worker's gateway requests that are being answered, and for responses that wait to be
 # sent to this worker.
 MAX_REQUEST_BYTES = 256 * 1024 * 1024
@@ -37,6 +39,8 @@ class Front:
         self.membership = self.placement.membership = Membership(
             node, self.placement.place_freed, self._on_request
         )
+        self.membership.on_unheard = self._announce_soon
+        self._announce_timer: asyncio.TimerHandle | None = None
         self._gateways: dict[str, ScriptGateway] = {}
         self._requests: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
@@ -76,6 +80,8 @@ class Front:
 
     async def close(self) -> None:
         await stop_task(self._task)
+        if self._announce_timer is not None:
+            self._announce_timer.cancel()
         for request in [*self._requests.values()]:
             request.cancel()
         self.node.announce(self.node.subjects.fronts, self._announcement(is_leaving=True))
@@ -89,7 +95,14 @@ class Front:
                 self.membership.check()
             self._announce()
 
+    def _announce_soon(self) -> None:
+        if self._announce_timer is None:
+            self._announce_timer = asyncio.get_running_loop().call_later(SOON_SECONDS, self._announce)
+
     def _announce(self) -> None:
+        if self._announce_timer is not None:
+            self._announce_timer.cancel()
+            self._announce_timer = None
         self.node.announce(self.node.subjects.fronts, self._announcement())
 
     def _announcement(self, *, is_leaving: bool = False) -> FrontAnnouncement:

@@ -102,6 +102,8 @@ class Membership:
         self.workers: dict[str, KnownWorker] = {}
         self.has_workers = asyncio.Event()
         """Set once a worker was found."""
+        self.on_unheard: Callable[[], None] = lambda: None
+        """Called if a worker has not heard of this front yet."""
         self._links: dict[bytes, KnownWorker] = {}
 
     async def start(self) -> None:
@@ -136,6 +138,9 @@ class Membership:
                 self._lose(worker, "it was stopped")
             return
         if worker is None:
+            if self._node.id not in announcement.fronts:
+                self.on_unheard()
+                return
             worker = self._add(announcement)
         worker.announcement = announcement
         worker.last_seen = monotonic()

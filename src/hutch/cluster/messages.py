@@ -49,6 +49,10 @@ class WorkerAnnouncement(Announcement, frozen=True, kw_only=True):
     spares: list[str] = []
     """Packages for which a spare runner is ready."""
     is_draining: bool = False
+    fronts: list[str] = []
+    """Ids of the fronts that the worker has heard of. A front ignores a worker that does not name it, because
+    such an announcement may have been recorded before the front was started.
+    """
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):

@@ -49,6 +49,8 @@ MIN_ANNOUNCE_SECONDS = 0.05
 # Maximum number of stored ids of links, so that a recorded hello that is sent again opens no link.
 MAX_USED_LINKS = 100_000
 MAX_ANNOUNCED_PACKAGES = 64
+# A worker stops naming a front that has announced nothing for this time.
+FORGET_SECONDS = 60.0
 # Minimum time between two log entries about machines without the cluster's secret, because such a machine may
 # send any number of packets.
 STRANGER_SECONDS = 60.0
@@ -92,6 +94,8 @@ class Worker:
         self._fronts: dict[str, FrontLink] = {}
         self._links: dict[bytes, FrontLink] = {}
         self._used_links: dict[bytes, None] = {}
+        self._heard_fronts: dict[str, float] = {}
+        """Time of the last announcement of each front."""
         self._packages: dict[str, Profile] = {}
         """Profile of the last execution of each package that was used recently."""
         self._used: Counter[PlaceKind] = Counter()
@@ -150,6 +154,9 @@ class Worker:
         while True:
             if monotonic() - self._announced_at >= ANNOUNCE_SECONDS - CHECK_SECONDS / 2:
                 self._announce()
+            for id, heard_at in [*self._heard_fronts.items()]:
+                if monotonic() - heard_at > FORGET_SECONDS:
+                    del self._heard_fronts[id]
             for front in [*self._fronts.values()]:
                 if monotonic() - front.last_seen > FRONT_LOST_SECONDS:
                     logger.warning("the front %s is lost; its executions are cancelled", front.hello.node)
@@ -193,9 +200,13 @@ class Worker:
             packages=[*self._packages],
             spares=[name for name, profile in self._packages.items() if self._pool.has_unused(profile)],
             is_draining=self._is_draining,
+            fronts=[*self._heard_fronts],
         )
 
     def _front_announced(self, announcement: FrontAnnouncement) -> None:
+        self._heard_fronts.pop(announcement.id, None)
+        if not announcement.is_leaving:
+            self._heard_fronts[announcement.id] = monotonic()
         front = self._fronts.get(announcement.id)
         if front is None:
             # Announce this worker early, so that a new front knows its workers sooner.
