@@ -260,7 +260,7 @@ def test_status_lists_the_machines(limited: NatsServer, tmp_path: Path) -> None:
         "cluster", "status", "--cluster", limited.url, env={**env, "HUTCH_CLUSTER_SECRET": "x" * 32}
     )
     assert nobody.returncode == 1
-    assert "no machine of this cluster was heard" in nobody.stderr
+    assert "no machine of this cluster has announced itself" in nobody.stderr
 
 
 # --- several servers ---

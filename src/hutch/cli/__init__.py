@@ -33,8 +33,8 @@ def main() -> NoReturn:
     except click.ClickException as error:
         from hutch.cli.support.console import print_message
 
-        # Print the message with `print_message`, which escapes control characters, because it quotes
-        # arguments.
+        # Print click's message with `print_message`, because the message quotes arguments and their control
+        # characters have to be escaped.
         text = io.StringIO()
         error.show(text)
         print_message(text.getvalue().removesuffix("\n"))

@@ -35,7 +35,7 @@ from hutch.settings import FILE, Settings
 
 logger = logging.getLogger("hutch.serve")
 
-# The process may open this many files, or fewer if the hard limit is lower.
+# Maximum number of open files of the process, unless the hard limit is lower.
 MAX_FILES = 65_536
 
 _EXAMPLE_BODY = (

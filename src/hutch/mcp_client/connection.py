@@ -1,4 +1,4 @@
-"""One connection to one MCP server, which runs in its own task.
+"""One connection to one MCP server. The connection runs in its own task.
 
 This module imports the SDK, which takes a second. Import it only when there is a server to connect to.
 """

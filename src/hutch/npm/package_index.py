@@ -139,7 +139,9 @@ class PackageIndex:
 
 
 def file_name(name: str) -> str:
-    """Returns a file name for a package. No package name contains a plus sign, which replaces the slash."""
+    """Returns a file name for a package. A plus sign replaces the slash, because no package name contains
+    one.
+    """
     return name.replace("/", "+")
 
 

@@ -37,7 +37,7 @@ class Package(msgspec.Struct, frozen=True):
     size: int
     files: int
     cache: Path
-    """Folder for compiled code of the package, which Deno writes. It may not exist."""
+    """Folder to which Deno writes the compiled code of the package. The folder may not exist."""
     is_typescript: bool = False
     """True if the package is not published and Deno runs its TypeScript source."""
 

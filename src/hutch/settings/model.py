@@ -80,7 +80,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_pending_bytes: Positive = 64 * MIB
     """Maximum size of the `execute` messages of one Execbox client that wait or run, together."""
     max_checkpoint_bytes: Positive = 64 * MIB
-    """Maximum size of a suspended execution: the part of its memory that differs from that of a new one."""
+    """Maximum size of a suspended execution: the part of its memory that differs from the memory of a new
+    execution.
+    """
     max_state_bytes: Positive = 1024 * MIB
     """Maximum memory of the host for the states of suspended runs and sessions that are being stored,
     restored or used. One owner may use four fifths of it.
@@ -90,7 +92,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     continue. It then survives the end of the process. 0 for never.
     """
     max_suspended_bytes_per_owner: Positive = 1024 * MIB
-    """Maximum size of the suspended runs of one owner in the store, and of the results of ended ones."""
+    """Maximum size of the suspended runs of one owner in the store, including the results of those that have
+    ended.
+    """
     checkpoint_days: Positive = 30
     """Days after which a suspended run can no longer be continued."""
     max_sessions_per_owner: Positive = 1_000

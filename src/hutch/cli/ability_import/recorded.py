@@ -97,7 +97,7 @@ class RequestImporter:
         self._has_requests = False
 
     def add(self, request: RecordedRequest, query: str) -> None:
-        """Adds a request. Raises InvalidInput, whose message has no values of it."""
+        """Adds a request. Raises InvalidInput, whose message contains no values of the request."""
         headers = self._plain_headers(request)
         members = self._pairs(query, "query")
         body = None if request.body is None else self._parse_body(request.body, headers)

@@ -33,7 +33,7 @@ def show_status(url: str | None, *, as_json: bool) -> int:
         headers = ("kind", "name", "version", "isolation", "places", "used", "heartbeat", "state")
         print_table(headers, [_cells(row) for row in rows])
     else:
-        print_note("no machine of this cluster was heard; are cluster_name and the secret the same?")
+        print_note("no machine of this cluster has announced itself; do all have the same name and secret?")
     return 0 if any(row["kind"] == "worker" and row["state"] == "ok" for row in rows) else 1
 
 

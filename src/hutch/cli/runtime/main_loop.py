@@ -1,4 +1,4 @@
-"""Event loop of a REP runtime process, which starts with the first run, and logging of the process."""
+"""Event loop and logging of a REP runtime process. The event loop starts with the first run."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _INHERITED = """
 """
 INHERITED_VARIABLES = frozenset(_INHERITED.split())
 MAX_STDERR_BYTES = 4096
-# Timeout for the reaper, which needs less time to end all processes.
+# Timeout for the reaper to end all processes. The reaper normally needs less time.
 STOP_SECONDS = 4.0
 EXIT_SECONDS = 1.0
 

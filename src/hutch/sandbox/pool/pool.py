@@ -338,7 +338,7 @@ class Pool:
         if not self._waiters:
             return
         if runner is not None and not runner.profile.engine_spec.own_process and runner.owner is not None:
-            # Only executions of its owner can use a shared process.
+            # A shared process can be used only by executions of its owner.
             if self._settings.owners_share:
                 self._waiters.serve(runner.profile, self._take_for, self._may_skip)
             else:

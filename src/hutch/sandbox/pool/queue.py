@@ -91,7 +91,7 @@ class WaitQueue:
         del queue.waiters[waiter]
         self._length -= 1
         if not queue.waiters:
-            # The owner's entry stays in the heap. `_next` drops it when it is the first.
+            # Keep the owner's entry in the heap. `_next` drops the entry when it is the first.
             del queues[waiter.owner]
             self._compact(waiter.profile)
 

@@ -41,8 +41,9 @@ MAX_TAKEN_REQUESTS = 100
 
 
 RECORD_KIND = "record"
-"""Kind of the records of finished steps, which have bounded copies of their inputs and outputs. The number of
-a record is the number of the step's result plus 1, so that no separate index has to be updated for it.
+"""Kind of the records of finished steps. A record has bounded copies of the step's input and output. The
+number of a record is the number of the step's result plus 1, so that no separate index has to be updated for
+it.
 """
 
 

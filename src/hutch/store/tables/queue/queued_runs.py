@@ -1,7 +1,7 @@
 """Table of asynchronous runs. Servers take runs from it, and hold them with a lease that they renew.
 
-Every start of a run gets a new generation. A write of a server names its generation, so that a server whose
-lease was taken over changes nothing.
+Every start of a run gets a new generation. Every write names the generation that the server holds, so that a
+server whose lease was taken over changes nothing.
 """
 
 from __future__ import annotations
