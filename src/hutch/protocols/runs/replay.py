@@ -85,7 +85,7 @@ def _obstacle(row: RunRow, content: Mapping[str, Any], mode: str) -> str | None:
 
 
 def uses_server_tools(row: RunRow, content: Mapping[str, Any]) -> bool:
-    """Returns True if the tools of the run are those of the server, so that they can be called again."""
+    """Returns True if the run used tools of the server. Only these can be called again."""
     return row.protocol == GATEWAY_PROTOCOL or bool(content.get("server_tools"))
 
 

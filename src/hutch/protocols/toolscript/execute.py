@@ -32,7 +32,7 @@ TIMEOUT_EXIT_CODE = 124
 FAILURE_EXIT_CODE = 1
 _FOLDER = "/tmp/script"
 _IMPORT_MAP = "/import-map.json"
-# Number of import maps that are kept, including those of earlier revisions.
+# Maximum number of import maps that are kept, including maps of earlier revisions.
 _MAX_IMPORT_MAPS = 32
 
 

@@ -212,7 +212,7 @@ class RuntimeRun:
         for id in self._flow.entries():
             node = self._flow.nodes[id]
             if (warm_up := self._registry.get(node.kind).warm_up) is not None:
-                # Ignore the error, because the step itself will fail with it and report it.
+                # Ignore the error. The step will fail with the same error and report it.
                 with contextlib.suppress(HutchError):
                     await warm_up(self.context, node)
                 return

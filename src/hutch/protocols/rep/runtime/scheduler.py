@@ -388,7 +388,7 @@ class Loop(NamedTuple):
     """The items of a `for_each`."""
 
     values: ReferenceValues
-    """Values for the references of the `for_each` itself."""
+    """Values for the references in the parameters of the `for_each` step."""
     items: Sequence[Any]
     max_parallel: int
 

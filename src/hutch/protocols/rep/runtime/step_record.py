@@ -19,8 +19,8 @@ MAX_DEPTH = 12
 MAX_SECRETS = 16
 MAX_SEARCHED = 2_000
 """Number of values of an input that are searched for secrets."""
-# Number of characters of a text that are redacted. It is larger than MAX_TEXT_CHARS, to which the text is cut
-# afterwards, so that the cut text never ends with the first half of a secret.
+# Number of characters of a text that are redacted. The text is cut to MAX_TEXT_CHARS only afterwards, so that
+# it never ends with the first half of a secret.
 _REDACTED_CHARS = MAX_TEXT_CHARS + 4_096
 _SECRET_NAME = re.compile(
     r"(?:authorization|cookie|passw(?:or)?d|passphrase|secret|token|api[-_]?key|access[-_]?key"

@@ -53,8 +53,8 @@ async def referenced_flows(
 ) -> dict[str, Flow]:
     """Returns the stored flows that `flow.run` steps name, directly or indirectly. Raises InvalidFlow.
 
-    `parse` parses a stored flow. A name that is not stored is not an error here, because the step fails when
-    it runs.
+    `parse` parses a stored flow. If there is no stored flow with a name, this function ignores the name,
+    because the step will fail when it runs.
     """
     flows: dict[str, Flow] = {}
     seen: set[str] = set()

@@ -1,4 +1,4 @@
-"""Prepares runs of stored flows: checks the flow, its inputs and what the caller may use."""
+"""Prepares runs of stored flows: checks the flow, its inputs and the permissions of the caller."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from hutch.protocols.rep.server.requests import StartRunBody
 
 MAX_START_BYTES = jsonrpc.MAX_LINE_BYTES - 64 * 1024
-"""Limit for the flow, inputs and options of a run, which the runtime gets in one line. Leaves a margin for
-the rest of the line.
+"""Limit for the flow, inputs and options of a run together, because the runtime gets them in one line. Leaves
+a margin for the rest of the line.
 """
 MAX_START_VALUES = strict_json.MAX_VALUES - 1_000
 """Limit for the number of JSON values in the flow, inputs and options of a run, with a margin, too."""

@@ -334,8 +334,8 @@ class FlowSupervisor:
         except InvalidFlow as error:
             await self._finish(run, rep_error(INVALID_IR, error.message, details=error.details))
             return False
-        # Do not request the outputs, because decoding them here would block the event loop. They are in the
-        # journal.
+        # Do not request the outputs, because decoding them here would block the event loop. The journal
+        # contains them.
         options = msgspec.structs.replace(options, extra={**options.extra, "outputs": False})
         stderr = StderrLog(run_id)
         supervised.observer = RunObserver(flow, options)

@@ -36,7 +36,7 @@ class ScriptProblem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InvalidScript(HutchError):
-    """The script is invalid. None of it has run."""
+    """The script is invalid. No part of the script has run."""
 
     code = "invalid_script"
 

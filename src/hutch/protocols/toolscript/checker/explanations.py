@@ -41,7 +41,7 @@ def explain_language(code: str, error: InvalidScript) -> InvalidScript:
 
 
 def explain(problem: ScriptProblem, declarations: str) -> ScriptProblem:
-    """Adds advice on what to write instead to the message of a problem, if such advice is known.
+    """Adds advice to the message of a problem, if there is a known correction.
 
     `declarations` are the declarations that the script was checked with.
     """

@@ -103,7 +103,7 @@ class LenientCheck:
         if code in _ALWAYS_ALLOWED or _OF_UNKNOWN.search(message) or _WIDENED_STRING.search(message):
             return True
         if code in _NO_PROPERTY and _EMPTY_OBJECT in message:
-            # Report the problem for `tools` itself, which has the type `{}` if there are no tools.
+            # Report the problem if the object is `tools`, which has the type `{}` if there are no tools.
             return not self._around(problem)[0].endswith("tools.")
         name = self._marked_name(problem) if code in _NOT_ASSIGNABLE else None
         if name is None:

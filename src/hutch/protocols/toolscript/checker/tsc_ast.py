@@ -1,8 +1,8 @@
 """Reads the binary syntax trees of the native compiler.
 
 A node has 28 bytes: kind, begin, end, next sibling, parent, data, flags. Nodes are in depth-first order, so
-the first child of a node follows the node directly. A list of nodes is a node too. The numbers of the kinds
-are those of the pinned compiler version.
+the first child of a node follows the node directly. A list of nodes is a node, too. The numbers of the kinds
+belong to the pinned compiler version.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Generates the module "toolscript" and its type declarations for compilers and models.
 
-Text from servers is treated as data. Such text occurs only in JSON strings, and in comments whose end it
-cannot contain.
+Text from servers is treated as data. It occurs only in JSON strings and in comments, and is escaped so that
+it cannot end a comment.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decodes the answers of gateways, including those of other implementations, which leave out some fields."""
+"""Decodes the answers of gateways. Gateways of other implementations leave out some fields."""
 
 from __future__ import annotations
 
