@@ -167,6 +167,25 @@ async def test_worker_ends_the_processes_of_its_executions(front: FrontApp, work
     await eventually(lambda: not any(is_runner(pid, "deno.js") for pid in descendants(worker.pid)))
 
 
+async def test_unexpected_error_does_not_end_the_announcements_of_a_front(
+    front: FrontApp, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert front.app.front is not None
+    membership = front.app.front.membership
+    check, count = membership.check, 0
+
+    def fail_once() -> None:
+        nonlocal count
+        count += 1
+        if count == 1:
+            raise RuntimeError("broken")
+        check()
+
+    monkeypatch.setattr(membership, "check", fail_once)
+    await eventually(lambda: count > 1)
+    assert "a check of the cluster failed" in caplog.text
+
+
 async def test_machines_without_the_secret_are_logged_once_a_minute(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

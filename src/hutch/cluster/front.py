@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 from hutch.cluster import messages
 from hutch.cluster.membership import KnownWorker, Membership
 from hutch.cluster.messages import PLACE_KINDS, FrameType, FrontAnnouncement, GatewayRequest, GatewayResponse
-from hutch.cluster.node import ANNOUNCE_SECONDS, CHECK_SECONDS, Node, stop_task
+from hutch.cluster.node import ANNOUNCE_SECONDS, CHECK_SECONDS, Node, repeat, stop_task
 from hutch.cluster.placement import ClusterPlacement
 from hutch.kernel.placement import ClusterLoad
 from hutch.sandbox.pool.pool import Pool
@@ -43,13 +44,14 @@ class Front:
         self._announce_timer: asyncio.TimerHandle | None = None
         self._gateways: dict[str, ScriptGateway] = {}
         self._requests: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._announced_at = 0.0
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         await self.membership.start()
         self.node.connection.on_reconnect.append(self._reconnected)
         self._announce()
-        self._task = asyncio.create_task(self._run())
+        self._task = asyncio.create_task(repeat(self._check))
 
     async def wait_for_worker(self, seconds: float) -> bool:
         """Waits until a worker is known. Returns False if there is none after `seconds`."""
@@ -88,12 +90,10 @@ class Front:
         self.membership.close()
         await self.node.connection.close()
 
-    async def _run(self) -> None:
-        while True:
-            for _ in range(round(ANNOUNCE_SECONDS / CHECK_SECONDS)):
-                await asyncio.sleep(CHECK_SECONDS)
-                self.membership.check()
+    def _check(self) -> None:
+        if monotonic() - self._announced_at >= ANNOUNCE_SECONDS - CHECK_SECONDS / 2:
             self._announce()
+        self.membership.check()
 
     def _announce_soon(self) -> None:
         if self._announce_timer is None:
@@ -103,6 +103,7 @@ class Front:
         if self._announce_timer is not None:
             self._announce_timer.cancel()
             self._announce_timer = None
+        self._announced_at = monotonic()
         self.node.announce(self.node.subjects.fronts, self._announcement())
 
     def _announcement(self, *, is_leaving: bool = False) -> FrontAnnouncement:

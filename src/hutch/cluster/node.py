@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import socket
@@ -16,6 +17,8 @@ from hutch.cluster.connection import ClusterConnection, check_settings
 from hutch.cluster.encryption import AnnouncementKey, NodeKey
 from hutch.cluster.messages import Announcement, FrontAnnouncement, WorkerAnnouncement
 from hutch.settings import Settings
+
+logger = logging.getLogger("hutch.cluster")
 
 ANNOUNCE_SECONDS = 1.0
 # A machine that has announced nothing for this time gets no new work.
@@ -113,6 +116,18 @@ def are_compatible(one: str, other: str) -> bool:
 def _major_minor(version: str) -> tuple[int, int] | None:
     match = re.match(r"(\d+)\.(\d+)", version)
     return None if match is None else (int(match[1]), int(match[2]))
+
+
+async def repeat(check: Callable[[], None]) -> None:
+    """Calls `check` every CHECK_SECONDS until cancelled. An error does not end this: the other machines would
+    give up a machine that does not announce itself any more.
+    """
+    while True:
+        try:
+            check()
+        except Exception:
+            logger.exception("a check of the cluster failed")
+        await asyncio.sleep(CHECK_SECONDS)
 
 
 async def stop_task(task: asyncio.Task[None] | None) -> None:

@@ -32,6 +32,7 @@ from hutch.cluster.node import (
     FRONT_LOST_SECONDS,
     Node,
     are_compatible,
+    repeat,
     stop_task,
 )
 from hutch.cluster.worker_lease import WorkerLease
@@ -112,7 +113,7 @@ class Worker:
         await node.follow_fronts(self._front_announced)
         await node.connection.subscribe(node.subjects.worker(node.id), self._receive)
         node.connection.on_reconnect.append(self._reconnected)
-        self._task = asyncio.create_task(self._run())
+        self._task = asyncio.create_task(repeat(self._check))
 
     @property
     def lease_count(self) -> int:
@@ -150,18 +151,16 @@ class Worker:
 
     # --- membership ---
 
-    async def _run(self) -> None:
-        while True:
-            if monotonic() - self._announced_at >= ANNOUNCE_SECONDS - CHECK_SECONDS / 2:
-                self._announce()
-            for id, heard_at in [*self._heard_fronts.items()]:
-                if monotonic() - heard_at > FORGET_SECONDS:
-                    del self._heard_fronts[id]
-            for front in [*self._fronts.values()]:
-                if monotonic() - front.last_seen > FRONT_LOST_SECONDS:
-                    logger.warning("the front %s is lost; its executions are cancelled", front.hello.node)
-                    self._forget(front)
-            await asyncio.sleep(CHECK_SECONDS)
+    def _check(self) -> None:
+        if monotonic() - self._announced_at >= ANNOUNCE_SECONDS - CHECK_SECONDS / 2:
+            self._announce()
+        for id, heard_at in [*self._heard_fronts.items()]:
+            if monotonic() - heard_at > FORGET_SECONDS:
+                del self._heard_fronts[id]
+        for front in [*self._fronts.values()]:
+            if monotonic() - front.last_seen > FRONT_LOST_SECONDS:
+                logger.warning("the front %s is lost; its executions are cancelled", front.hello.node)
+                self._forget(front)
 
     def _announce(self) -> None:
         if self._announce_timer is not None:
