@@ -120,8 +120,9 @@ class OwnerTurns:
         return len(self._last) > (owner in self._last)
 
     def _forget_past(self) -> None:
-        """Forgets turns whose finish tag is before the virtual time. Called only once per unit of virtual
-        time, in which each owner takes about one turn, so that the average time per turn is constant.
+        """Forgets turns whose finish tag is before the virtual time, or all turns if more than MAX_OWNERS
+        remain. Normally called once per unit of virtual time, in which each owner takes about one turn, so
+        that the amortised cost per turn is constant.
         """
         self._forgotten_at = self._now
         self._last = {owner: last for owner, last in self._last.items() if last.end >= self._now}

@@ -339,8 +339,8 @@ class App:
         return ScriptRunner(self.kernel, Checker(self.settings, self.jail), self.verdict.isolation)
 
     async def _mcp_tools(self) -> tuple[list[Provider], dict[str, str]]:
-        """Returns the tools of all MCP servers that are configured, and the servers that are not connected.
-        The reasons are left out, because only the operator may see them.
+        """Returns the tools of all MCP servers that are configured, and the names of the servers that are not
+        connected, each with an empty reason, because only the operator may see why.
         """
         from hutch.protocols.toolscript.providers import unavailable_servers
 

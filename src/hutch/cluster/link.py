@@ -145,7 +145,8 @@ class Link:
                 self._accept(part)
             else:
                 # A packet was lost, or the peer did not receive the acknowledgement, so acknowledge again.
-                # Forged packets are dropped above: the peer would resend up to WINDOW_BYTES for each of them.
+                # Forged packets were dropped above. Otherwise each of them would make the peer resend up to
+                # WINDOW_BYTES.
                 self._acknowledge(has_gap=number > self._expected)
         elif type == ACK and number >= self._peer_acknowledgement:
             opened = open_sealed(self._receive_key, _nonce(type, number), content, header)

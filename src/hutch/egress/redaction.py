@@ -28,9 +28,9 @@ from hutch.tasks import TimeSlices
 MARK = "[redacted]"
 # Shorter secrets are not redacted, because they occur in any text by chance.
 MIN_SECRET = 4
-# Minimum length of a part of a secret, and minimum length of a part that is also searched for in encoded
-# forms.
+# Minimum length of the percent-decoded values and cookie values of a secret that are redacted on their own.
 MIN_PART = 8
+# Shorter texts are not searched for in hexadecimal, Base64, UTF-16 and fully escaped forms.
 MIN_FORM = 6
 # Every form takes time and memory. This limits the number of parts, and the number of parts that are also
 # searched in the rarest forms.

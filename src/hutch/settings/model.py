@@ -329,9 +329,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """File with the certificate of this machine for NATS servers that ask for one."""
     cluster_tls_key: str | None = None
     worker_places: dict[str, int] = {}
-    """Executions that a worker runs at the same time, by engine, instead of the defaults: 64 for each core
-    for `quickjs`, four fifths of `max_processes` for all other engines together. The largest number given for
-    one of these others counts for all of them.
+    """Maximum number of executions that a worker runs at the same time, by engine. The default is 64 for each
+    core for `quickjs`, and four fifths of `max_processes` for all other engines, which share one limit. If
+    several of those engines are listed, the shared limit is the largest of their numbers.
     """
 
     log_level: Literal["debug", "info", "warning", "error"] = "warning"

@@ -20,8 +20,9 @@ trusted only after `CONFIRMED_AFTER`.
 """
 CONFIRMED_AFTER = timedelta(days=1)
 MAX_GAP = timedelta(days=8)
-"""Maximum time between two readings that confirm each other, so that a server that runs once a week also
-deletes old records.
+"""Maximum time between two readings of a clock that has jumped ahead. After a longer gap, the wait of
+`CONFIRMED_AFTER` starts again. It is longer than a week, so that a server that runs once a week also deletes
+old records.
 """
 _SAVED_EVERY = timedelta(minutes=10)
 

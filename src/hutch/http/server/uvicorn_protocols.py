@@ -289,7 +289,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._parse_pieces(data)
 
     def send_400_response(self, msg: str) -> None:
-        """Answers a request that cannot be parsed, after the requests before it."""
+        """Refuses a request that cannot be parsed, once all earlier requests have been answered."""
         self._ignores_input = True
         self._held.clear()
         broken = None if self._in_head else self.cycle

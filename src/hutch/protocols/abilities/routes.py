@@ -357,7 +357,9 @@ def _search_response(text: str, abilities: list[dict[str, Any]]) -> Response:
 
 
 def _credential_key(context: RequestContext) -> str:
-    """Returns the key of credentials that a client has encrypted, or an empty text."""
+    """Returns the key with which the client has encrypted its credentials, or an empty text if the header is
+    missing.
+    """
     key = context.request.headers.get(requests.CREDENTIAL_KEY_HEADER, "")
     return key.encode("latin-1").decode("utf-8", "replace")
 

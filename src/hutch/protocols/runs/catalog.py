@@ -84,7 +84,9 @@ def flow_row(head: FlowRunHead) -> RunRow:
 
 
 class RunCatalog:
-    """Lists and finds runs. Knows only the runs in progress of this process."""
+    """Lists and finds runs: ended runs, queued runs and flows from the store, and other runs in progress only
+    if this process executes them.
+    """
 
     def __init__(
         self,

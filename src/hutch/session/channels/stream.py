@@ -37,8 +37,8 @@ def ignore(_: Any) -> None:
 class StreamChannel(asyncio.Protocol):
     """Channel over any asyncio stream transport: a unix socket to a local runner, or the pipes of a program.
 
-    While the peer does not read from a socket, the channel does not read from it either. This bounds the
-    buffered output.
+    On a socket, the channel stops reading while the peer does not read what the channel has written. This
+    bounds the buffered output.
     """
 
     def __init__(self, limit: int) -> None:

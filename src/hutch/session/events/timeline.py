@@ -134,7 +134,7 @@ class RunTimeline:
         return json.copy() if self._take(size) else cut_json(size)
 
     def _take(self, size: int) -> bool:
-        """Returns False if the record would become too long."""
+        """Reserves bytes of the record. Returns False if the record would become too long."""
         if size > self._bytes_left:
             return False
         self._bytes_left -= size

@@ -1,1 +1,1 @@
-"""Tool calls of durable runs: held until the run is stored, replayed, or pending."""
+"""Tool calls of durable runs: delays them until the run is stored, replays them, and stores their results."""

@@ -182,7 +182,7 @@ class StoredApprovals:
         await self._runs.continue_answered()
 
     async def recover(self, run_id: str) -> None:
-        """Does the same as `synchronize` for one run. Raises HutchError."""
+        """Takes over the questions of one run, and recovers the run. Raises HutchError."""
         for stored in await self._runs.calls.questions(run_id):
             await self._take_over(stored)
         await self._runs.recover(run_id)
