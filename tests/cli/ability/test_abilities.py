@@ -150,7 +150,7 @@ def test_error_response_of_the_api_is_printed(bo: str, upstream: FakeApi) -> Non
     run = ("ability", "run", "--user", bo, "asks")
     refused = hutch(*run)
     assert "EGRESS_REFUSED: " in refused.stderr
-    assert "--egress-allow HOST:PORT allows it" in refused.stderr
+    assert "--egress-allow HOST:PORT allows this address" in refused.stderr
     failed = hutch(*run, "--egress-allow", f"127.0.0.1:{upstream.port}")
     assert "UPSTREAM_ERROR: The API returned 404 Not Found" in failed.stderr
     assert 'response body: {"message":"no such user"}' in failed.stderr
