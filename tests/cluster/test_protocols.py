@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 from tests.contract.tpmjs.harness import no_registry_env, tool
 from tests.npm.registry import Registry, run_registry
+from tests.support.databases import PostgresServer
 from tests.support.flows import flow, node, running_runtime
 from tests.support.network.clusters import SECRET, FrontApp, open_front, running_nats, running_worker
 from tests.support.processes import ServeProcess, copy_selftest, descendants, is_runner, running_server
@@ -74,14 +76,18 @@ async def front(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Async
 
 
 @pytest.fixture(scope="module")
-def server(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
-    env = {
-        "HUTCH_HOME": str(tmp_path_factory.mktemp("server")),
-        "HUTCH_CLUSTER_SECRET": SECRET,
-        "HUTCH_CLUSTER_LOCAL": "false",
-    }
-    with running_server("--cluster", cluster, **env) as server:
-        yield server
+def server(
+    cluster: str, postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServeProcess]:
+    with postgres.database_with_tables() as url:
+        env = {
+            "HUTCH_HOME": str(tmp_path_factory.mktemp("server")),
+            "HUTCH_CLUSTER_SECRET": SECRET,
+            "HUTCH_CLUSTER_LOCAL": "false",
+            "HUTCH_DATABASE_URL": url,
+        }
+        with running_server("--cluster", cluster, **env) as server:
+            yield server
 
 
 async def call(front: FrontApp, package: str, **fields: Any) -> ToolOutcome:
@@ -192,6 +198,9 @@ def test_server_of_a_cluster_passes_the_compliance_tests(server: ServeProcess) -
     assert done.returncode == 0, done.stdout
     assert "✗" not in done.stdout
     assert "✓ POST /execute-async" in done.stdout
+    scores = re.findall(r"^(?:Result|Extended): (\d+)/(\d+) tests passed", done.stdout, re.M)
+    assert len(scores) == 2
+    assert all(passed == total for passed, total in scores), done.stdout
 
 
 def test_steps_of_flows_run_on_workers(cluster: str, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import promql_parser
 import pytest
 import yaml
 from tests.support.metrics import exported_series
@@ -44,6 +45,24 @@ def test_expression_uses_exported_metrics_and_labels(expression: str) -> None:
         labels = {*MATCHER.findall(matchers)} | grouped
         assert name in series, f"{name} is not in /metrics"
         assert labels - series[name] - TARGET_LABELS == set(), name
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_expression_is_valid_promql(expression: str) -> None:
+    for variable, value in (("$__rate_interval", "5m"), ("$__range", "1h")):
+        expression = expression.replace(variable, value)
+    promql_parser.parse(expression)
+
+
+def test_query_of_the_autoscaler_is_valid_promql_and_has_its_metric() -> None:
+    adapter = yaml.safe_load((DEPLOY / "kubernetes/prometheus-adapter.yaml").read_text())
+    [rule] = adapter["rules"]["external"]
+    query = rule["metricsQuery"].replace("<<.LabelMatchers>>", 'kind="quickjs"')
+    promql_parser.parse(query)
+    promql_parser.parse(rule["seriesQuery"])
+    assert {name for name, _ in METRIC.findall(query)} == {rule["name"]["as"]}
+    with pytest.raises(ValueError, match="unknown function"):
+        promql_parser.parse("summ(up)")
 
 
 def test_every_metric_is_in_the_dashboard() -> None:

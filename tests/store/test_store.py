@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import psycopg
 import pytest
 from tests.store.factories import add_runs, add_user, make_ability, make_run
 from tests.support import databases
@@ -251,6 +252,25 @@ async def test_unreachable_postgres_is_reported_without_the_password() -> None:
         StoreError, match=r"127\.0\.0\.1, port 1: cannot be reached \(Connection refused\)"
     ) as caught:
         await Store.open(Settings(database_url="postgresql://ada:S3CRET@127.0.0.1:1/x"))
+    assert "S3CRET" not in str(caught.value)
+
+
+async def test_wrong_postgres_password_is_reported_without_it(postgres: databases.PostgresServer) -> None:
+    rules = postgres.folder / "data/pg_hba.conf"
+    rules.write_text(f"local all guarded scram-sha-256\n{rules.read_text()}")
+    with postgres.connect() as connection:
+        connection.execute(b"CREATE ROLE guarded LOGIN PASSWORD 'right'")
+        connection.execute(b"SELECT pg_reload_conf()")
+    url = f"postgresql://guarded:S3CRET@/postgres?host={postgres.folder}"
+
+    def is_refused() -> bool:
+        with contextlib.suppress(psycopg.OperationalError), psycopg.connect(url):
+            return False
+        return True
+
+    wait_until(is_refused)  # the server reads its rules again in the background
+    with pytest.raises(StoreError, match="password authentication failed") as caught:
+        await Store.open(Settings(database_url=url))
     assert "S3CRET" not in str(caught.value)
 
 

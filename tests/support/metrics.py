@@ -10,6 +10,7 @@ from hutch.app.metrics import server_metrics
 from hutch.kernel.execution import Execution
 from hutch.kernel.metrics import RunCounters, exposition
 from hutch.kernel.placement import ClusterLoad
+from hutch.queue.stats import QueueStats
 from hutch.sandbox.pool.pool import Pool
 from hutch.sandbox.runner.profile import profile_for
 from hutch.session.run import Result, RunHandle
@@ -44,6 +45,7 @@ def all_metrics() -> str:
         records=QueueState(3, 0, None, 2),
         spans=ExportCounters(),
         cluster=ClusterLoad({"quickjs": 1}, {"quickjs": 8}, 1),
+        queue=QueueStats({"queued": 1}, 2.0, {"pending": 1}),
     )
     return exposition(families).decode()
 

@@ -492,7 +492,7 @@ class App:
         status = "ok" if state.failure is None else "waiting for the database"
         return {"status": status, "waiting": state.waiting, "dropped": state.dropped}
 
-    def metrics(self, *, is_ready: bool) -> bytes:
+    async def metrics(self, *, is_ready: bool) -> bytes:
         """Returns the body of `/metrics`."""
         from hutch.app.metrics import server_metrics
         from hutch.kernel.metrics import exposition
@@ -508,6 +508,7 @@ class App:
             records=self.storage.record_queue,
             spans=None if self.tracer is None else self.tracer.counters,
             cluster=None if self.front is None else self.front.load(),
+            queue=await self.queue.monitor.stats() if self.storage.can_store else None,
         )
         return exposition(families)
 

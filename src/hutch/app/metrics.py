@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from hutch.kernel.metrics import RunCounters
     from hutch.kernel.placement import ClusterLoad
+    from hutch.queue.stats import QueueStats
     from hutch.sandbox.pool.pool import Pool
     from hutch.store.write_behind import QueueState
     from hutch.telemetry.counters import EgressCounters, InstallCounters
@@ -31,9 +32,10 @@ def server_metrics(
     records: QueueState | None,
     spans: ExportCounters | None,
     cluster: ClusterLoad | None = None,
+    queue: QueueStats | None = None,
 ) -> Iterator[Metric]:
     """`records` is None while run records are not stored, `spans` if there are no traces, `cluster` if there
-    is no cluster.
+    is no cluster, and `queue` if the database does not answer.
     """
     from prometheus_client.core import GaugeMetricFamily
 
@@ -51,6 +53,8 @@ def server_metrics(
         yield from _trace_metrics(spans)
     if cluster is not None:
         yield from _cluster_metrics(cluster)
+    if queue is not None:
+        yield from _queue_metrics(queue)
 
 
 def _install_metrics(installs: InstallCounters) -> Iterator[Metric]:
@@ -119,6 +123,26 @@ def _cluster_metrics(load: ClusterLoad) -> Iterator[Metric]:
             family.add_metric([kind], count)
         yield family
     yield GaugeMetricFamily("hutch_workers", "Workers that this server can use.", load.workers)
+
+
+def _queue_metrics(stats: QueueStats) -> Iterator[Metric]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    runs = GaugeMetricFamily(
+        "hutch_async_runs", "Asynchronous runs of all servers, by state.", labels=["state"]
+    )
+    webhooks = GaugeMetricFamily(
+        "hutch_webhook_messages", "Webhook messages of all servers, by state.", labels=["state"]
+    )
+    for family, counts in ((runs, stats.runs), (webhooks, stats.webhooks)):
+        for state, count in counts.items():
+            family.add_metric([state], count)
+        yield family
+    yield GaugeMetricFamily(
+        "hutch_async_oldest_waiting_seconds",
+        "Time for which the oldest queued run has waited.",
+        stats.oldest_waiting_seconds,
+    )
 
 
 def _trace_metrics(counters: ExportCounters) -> Iterator[Metric]:

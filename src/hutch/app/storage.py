@@ -237,6 +237,7 @@ class Storage:
         dead = await now(plus_seconds=-_DAY_SECONDS * dead_days) if dead_days else None
         await store.queued_runs.prune(_milliseconds(ended), 0 if dead is None else _milliseconds(dead))
         await store.webhooks.prune(_milliseconds(ended))
+        await store.followers.delete_expired()
 
 
 def _milliseconds(text: str) -> int:

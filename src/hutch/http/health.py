@@ -39,7 +39,7 @@ class MonitoredServer(Protocol):
         records.
         """
 
-    def metrics(self, *, is_ready: bool) -> bytes:
+    async def metrics(self, *, is_ready: bool) -> bytes:
         """Returns all metrics in the Prometheus text format."""
 
     async def problems(self) -> dict[str, str]:
@@ -83,7 +83,7 @@ def routes(server: MonitoredServer, access: AccessControl) -> list[BaseRoute]:
         if (refusal := access.deny(request)) is not None:
             return refusal
         problems, connecting = await server.problems(), server.gateway.connecting()
-        body = server.metrics(is_ready=not (problems or connecting or access.is_draining))
+        body = await server.metrics(is_ready=not (problems or connecting or access.is_draining))
         return Response(body, media_type="text/plain; version=0.0.4")
 
     return [PrefixRoute("/health", health), PrefixRoute("/ready", ready), Route("/metrics", metrics)]

@@ -80,6 +80,11 @@ class EventBuffer:
         self._ended = True
         self._changed.set()
 
+    @property
+    def has_ended(self) -> bool:
+        """True if the stream has ended and all events were read."""
+        return self._ended and not self._events
+
     async def next(self) -> bytes | None:
         """Waits for events. Returns all events since the last call, or None at the end of the stream."""
         if not self._events and not self._ended:

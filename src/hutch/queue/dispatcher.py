@@ -6,6 +6,7 @@ Owners take turns. Every run that this server executes has a lease, which a task
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter
@@ -18,6 +19,7 @@ from hutch.kernel.caller import caller_key
 from hutch.owner_shares import OwnerShares, OwnerTurns
 from hutch.queue.attempt import Attempt, LeaseLost
 from hutch.queue.endings import Endings, failure
+from hutch.queue.events.publisher import EventPublisher, OpenEvents
 from hutch.queue.models import HandlerResult, QueueCaller, RunHandler, RunReleased
 from hutch.queue.polling import POLL_SECONDS, poll
 
@@ -28,8 +30,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("hutch.queue")
 
 CHANNEL = "hutch_queue"
+"""Notified when runs were queued."""
+SIGNAL_CHANNEL = "hutch_running"
+"""Notified when a running run was cancelled, or has a new follower at another server."""
 RENEW_SECONDS = 2.0
 """Maximum interval at which leases are renewed and cancellations are noticed."""
+MIN_RENEW_SECONDS = 0.1
 MAX_LOST = 3
 """A run is not queued again after this many of its servers have died, because the run itself may kill them.
 """
@@ -55,6 +61,7 @@ class Dispatcher:
         places: int,
         lease_seconds: float,
         holder: str,
+        open_events: OpenEvents = lambda follower: None,
     ) -> None:
         self._store = store
         self._table = store.queued_runs
@@ -73,6 +80,8 @@ class Dispatcher:
         """Runs that only wait, and take no place."""
         self._background: list[asyncio.Task[None]] = []
         self._wake = asyncio.Event()
+        self._signal = asyncio.Event()
+        self._publisher = EventPublisher(store.followers, open_events)
         self.is_draining = False
         self._renewed_at = time.monotonic()
 
@@ -90,12 +99,17 @@ class Dispatcher:
                 ("take", poll(self._take_due, self._wake, "queued runs cannot be taken")),
                 ("renew", self._keep_renewing()),
                 ("listen", self._keep_listening()),
+                ("events", self._publisher.run()),
             )
         ]
 
     def wake(self) -> None:
         """Makes the dispatcher look for queued runs now instead of at the next poll."""
         self._wake.set()
+
+    def _on_signal(self) -> None:
+        self._signal.set()
+        self._publisher.wake()
 
     async def drain(self, seconds: float) -> None:
         """Takes no further runs, and waits for those that this server executes."""
@@ -109,6 +123,7 @@ class Dispatcher:
         for task in (*self._background, *self._tasks.values()):
             task.cancel()
         await asyncio.gather(*self._background, *self._tasks.values(), return_exceptions=True)
+        await self._publisher.close()
 
     # --- taking runs ---
 
@@ -272,7 +287,12 @@ class Dispatcher:
     async def _keep_renewing(self) -> None:
         interval = min(RENEW_SECONDS, self._lease_ms / 3000)
         while True:
-            await asyncio.sleep(interval)
+            # Wait between two renewals, because everybody who may cancel a run can cause signals.
+            await asyncio.sleep(min(MIN_RENEW_SECONDS, interval))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(interval):
+                    await self._signal.wait()
+            self._signal.clear()
             if not self.attempts:
                 self._renewed_at = time.monotonic()
                 continue
@@ -315,7 +335,7 @@ class Dispatcher:
     async def _keep_listening(self) -> None:
         while True:
             try:
-                await self._store.listen(CHANNEL, self.wake)
+                await self._store.listen({CHANNEL: self.wake, SIGNAL_CHANNEL: self._on_signal})
             except HutchError as error:
                 logger.info("cannot listen for queued runs: %s", error)
             await asyncio.sleep(RECONNECT_SECONDS)

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING
 
 from hutch.egress.policy import fetch_policy
 from hutch.errors import HutchError, Unauthorized
-from hutch.queue.dispatcher import CHANNEL, Dispatcher
+from hutch.queue.dispatcher import CHANNEL, SIGNAL_CHANNEL, Dispatcher
 from hutch.queue.endings import Endings
+from hutch.queue.events.publisher import OpenEvents
+from hutch.queue.events.remote import RemoteEvents
 from hutch.queue.intake import Intake
 from hutch.queue.models import Accepted, QueueCaller, RunHandler, RunOptions, RunRequest
 from hutch.queue.schedules.ticker import Ticker
+from hutch.queue.stats import QueueMonitor
 from hutch.queue.webhooks.messages import DAY_MS, end_message
 from hutch.queue.webhooks.sender import WebhookSender
 from hutch.queue.webhooks.target import TargetPolicy
@@ -53,7 +56,13 @@ class RunQueue:
         self._ticker: Ticker | None = None
         self._client: FetchClient | None = None
         self._notifying: asyncio.Task[None] | None = None
-        self._must_notify = False
+        self._channels: set[str] = set()
+        """Channels whose listeners are not notified yet."""
+        self.open_events: OpenEvents = lambda follower: None
+        """Returns the events of a run that this server executes."""
+        self.remote_events = RemoteEvents(open_store, lambda: self._notify(SIGNAL_CHANNEL))
+        """Events of runs that other servers execute."""
+        self.monitor = QueueMonitor(open_store)
 
     def add_handler(self, handler: RunHandler) -> None:
         self.handlers[handler.kind] = handler
@@ -83,6 +92,8 @@ class RunQueue:
         attempt = None if self._dispatcher is None else self._dispatcher.attempts.get(row.run_id)
         if attempt is not None:
             await attempt.cancel()
+        elif is_running:
+            self._notify(SIGNAL_CHANNEL)
         return "cancelling" if is_running else None
 
     async def retry(self, run_id: str) -> bool:
@@ -114,6 +125,7 @@ class RunQueue:
             places=self._settings.max_async_runs,
             lease_seconds=self._settings.async_lease_seconds,
             holder=this_holder(),
+            open_events=lambda follower: self.open_events(follower),
         )
         self._dispatcher.start()
         self._sender = WebhookSender(store, self._http_client, this_holder())
@@ -126,6 +138,7 @@ class RunQueue:
             await self._dispatcher.drain(seconds)
 
     async def close(self) -> None:
+        await self.remote_events.close()
         if self._dispatcher is not None:
             await self._dispatcher.close()
         if self._ticker is not None:
@@ -174,15 +187,17 @@ class RunQueue:
             self._dispatcher.wake()
             if self._dispatcher.free_places > 0:
                 return  # this server takes the run, so the other servers need no notification
-        self._must_notify = True
-        if self._notifying is None or self._notifying.done():
-            self._notifying = asyncio.get_running_loop().create_task(self._notify())
+        self._notify(CHANNEL)
 
-    async def _notify(self) -> None:
-        while self._must_notify:
-            self._must_notify = False
+    def _notify(self, channel: str) -> None:
+        self._channels.add(channel)
+        if self._notifying is None or self._notifying.done():
+            self._notifying = asyncio.get_running_loop().create_task(self._keep_notifying())
+
+    async def _keep_notifying(self) -> None:
+        while self._channels:
             try:
-                await (await self.store()).notify(CHANNEL)
+                await (await self.store()).notify(self._channels.pop())
             except HutchError as error:
-                logger.info("other servers cannot be notified of queued runs: %s", error)
+                logger.info("other servers cannot be notified: %s", error)
             await asyncio.sleep(BURST_SECONDS)

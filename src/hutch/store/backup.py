@@ -62,8 +62,9 @@ TABLES = (
     "schedules",
     "triggers",
 )
-# Not in a backup: the schema's own history, counters of the last minutes, and runs in progress.
-OMITTED_TABLES = ("migrations", "rate_limits", "running_runs")
+# Not in a backup: the schema's own history, counters of the last minutes, runs in progress, and clients that
+# are connected.
+OMITTED_TABLES = ("migrations", "rate_limits", "running_runs", "run_followers", "followed_events")
 _BATCH_ROWS = 500
 
 

@@ -65,6 +65,7 @@ async def data_key_ids(database: Database) -> set[str]:
         ("queued_runs", "request"),
         ("queued_runs", "webhook"),
         ("queued_runs", "result"),
+        ("followed_events", "data"),
         ("webhook_deliveries", "message"),
         ("webhook_secrets", "secret"),
         ("saved_scripts", "code"),

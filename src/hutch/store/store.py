@@ -19,6 +19,7 @@ from hutch.store.tables.flows import FlowTable
 from hutch.store.tables.groups import GroupTable
 from hutch.store.tables.journal import JournalTable
 from hutch.store.tables.meta import MetaTable
+from hutch.store.tables.queue.followers import FollowerTable
 from hutch.store.tables.queue.queued_runs import QueuedRunTable
 from hutch.store.tables.queue.schedules import SavedScriptTable, ScheduleTable, TriggerTable
 from hutch.store.tables.queue.webhooks import WebhookTable
@@ -29,7 +30,7 @@ from hutch.store.tables.users import ApiKeyTable, UserTable
 from hutch.store.write_behind import WriteBehindQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
 
     from hutch.settings import Settings
@@ -74,6 +75,7 @@ class Store:
         self.stored_values = StoredValueTable(database, encryption)
         self.sessions = SessionTable(database, encryption)
         self.queued_runs = QueuedRunTable(database, encryption)
+        self.followers = FollowerTable(database, encryption)
         self.webhooks = WebhookTable(database, encryption)
         self.saved_scripts = SavedScriptTable(database, encryption)
         self.schedules = ScheduleTable(database, encryption)
@@ -108,9 +110,11 @@ class Store:
         """Wakes up the servers that listen to a channel. Raises StoreError."""
         await self._database.notify(channel)
 
-    async def listen(self, channel: str, on_message: Callable[[], None]) -> None:
-        """Calls `on_message` after each `notify`, until this call is cancelled. Raises StoreError."""
-        await self._database.listen(channel, on_message)
+    async def listen(self, listeners: Mapping[str, Callable[[], None]]) -> None:
+        """Calls the listener of a channel after each `notify`, until this call is cancelled. Raises
+        StoreError.
+        """
+        await self._database.listen(listeners)
 
     async def write_backup(self, path: Path) -> Backup:
         """Writes all tables to a new file; see `hutch.store.backup`. Raises StoreError."""

@@ -91,16 +91,17 @@ class LiveEvents(EventBuffer):
     # values are shown, and its JSON text.
     _encoded: ClassVar[tuple[RunEvent, bool, bytes] | None] = None
 
-    def __init__(self, run: RunHandle | None, detail: Mapping[str, Any], after: int) -> None:
-        """Prepares the events after number `after`. `run` is the handle if the run is in progress. In that
-        case, the caller must not await anything between the creation of `detail` and this call, because
-        events in between would be lost. Raises TooManyFollowers.
+    def __init__(self, run: RunHandle | None, detail: Mapping[str, Any], after: int, offset: int = 0) -> None:
+        """Prepares the events after number `after`, and adds `offset` to their numbers. `run` is the handle
+        if the run is in progress. In that case, the caller must not await anything between the creation of
+        `detail` and this call, because events in between would be lost. Raises TooManyFollowers.
         """
         super().__init__()
         if run is not None and sum(map(_is_follower, run.listeners)) >= MAX_FOLLOWERS:
             raise TooManyFollowers
         self._run = run
         self._after = after
+        self._offset = offset
         self._shows_values = run is not None and run.timeline is not None and run.timeline.keeps_values
         if run is not None and not run.outcome:
             run.listeners.append(self._on_event)
@@ -117,8 +118,13 @@ class LiveEvents(EventBuffer):
             chunk = self._past[start : start + MAX_CHUNK_EVENTS]
             yield b"".join(
                 encode_event(event["type"], encode_recorded(event), number)
-                for number, event in enumerate(chunk, start + 1)
+                for number, event in enumerate(chunk, start + 1 + self._offset)
             )
+
+    @property
+    def number(self) -> int:
+        """Number of the last event, with the offset."""
+        return self._number + self._offset
 
     def detach(self) -> None:
         if self._run is not None and self._on_event in self._run.listeners:
@@ -146,7 +152,7 @@ class LiveEvents(EventBuffer):
     def _add(self, name: str, json: bytes) -> None:
         self._number += 1
         if self._number > self._after:
-            self.add(encode_event(name, json, self._number))
+            self.add(encode_event(name, json, self.number))
 
 
 def _is_follower(listener: Callable[[RunEvent], None]) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -12,7 +13,7 @@ import msgspec
 from hutch.http.auth import key_advice
 from hutch.http.errors import ApiError
 from hutch.http.middleware.run_headers import RUN_ID_HEADER
-from hutch.protocols.runs.events import RETRY_HINT, LiveEvents, encoded_events
+from hutch.protocols.runs.events import RETRY_HINT, LiveEvents, TooManyFollowers, encoded_events, past_events
 from hutch.protocols.runs.responses import JsonBody, ended_detail, ended_entry, timestamp
 from hutch.queue.requests import OPTION_NAMES, REPLAYED_HEADER, parse_options, queue_caller
 from hutch.store.models import RunRow
@@ -26,10 +27,13 @@ if TYPE_CHECKING:
     from hutch.http.endpoint import RequestContext
     from hutch.protocols.runs.catalog import FoundRun
     from hutch.queue.queue import RunQueue
+    from hutch.store.tables.queue.followers import FollowedEvents
     from hutch.store.tables.queue.queued_runs import QueuedRunRow
 
 POLL_SECONDS = 0.5
-"""Interval at which a follower looks whether a queued run has started."""
+"""Interval at which a follower looks whether a queued run has started, or still runs at the other server."""
+LAST_EVENTS_SECONDS = 2.0
+"""Time that a follower waits for the last events of a run that has ended at another server."""
 _ENGINES = {"tool": "npm", "script": "script", "flow": "hutch"}
 _RUN_FIELDS = {"async", "kind", "request"}
 
@@ -136,23 +140,92 @@ async def queued_events(
     find: Callable[[], Awaitable[tuple[FoundRun, dict[str, Any]]]],
     detail: dict[str, Any],
     after: int,
+    queue: RunQueue,
     access: AccessControl,
 ) -> AsyncIterator[bytes]:
-    """Yields the events of a run that has not started on this server. A run on another server yields its
-    events only after its end.
+    """Yields the events of a run that has not started, or that another server executes.
 
     `find` returns the run and its details.
     """
     yield RETRY_HINT
-    waiting = LiveEvents(None, detail, after)
-    for chunk in waiting.past_chunks():
+    past = LiveEvents(None, detail, after)
+    for chunk in past.past_chunks():
         yield chunk
-    after = max(after, 1)
+    position = _Position(max(after, past.number))
+    run_id: str = detail["run_id"]
     while not access.is_draining:
+        row = await queue.find(run_id)
         found, detail = await find()
-        if found.active is not None or found.queued is None or not found.queued.is_open:
-            run = None if found.active is None else found.active[1]
-            async for chunk in encoded_events(LiveEvents(run, detail, after), access):
+        if row is not None and found.active is not None:
+            position.move_to(row.generation)
+            with contextlib.suppress(TooManyFollowers):
+                follower = LiveEvents(found.active[1], detail, position.after, position.offset)
+                async for chunk in encoded_events(follower, access):
+                    yield chunk
+                return
+        elif found.queued is None or not found.queued.is_open:
+            # Always send the last event. The record may have fewer events than were sent, because it has no
+            # progress of tools.
+            start = min(position.number, len(past_events(detail)) - 1)
+            for chunk in LiveEvents(None, detail, start).past_chunks():
                 yield chunk
             return
+        elif found.queued.state == "running":
+            position.move_to(found.queued.generation)
+            async with contextlib.aclosing(_remote_events(found.queued, position, queue, access)) as remote:
+                async for events in remote:
+                    yield events.data
+                    if events.is_end:
+                        return
         await asyncio.sleep(POLL_SECONDS)
+
+
+class _Position:
+    """Position of a follower in the events of a run that may be started several times."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        """Number of the last event that was sent."""
+        self.after = number
+        self.offset = 0
+        self._generation: int | None = None
+
+    def move_to(self, generation: int) -> None:
+        """Computes `after` and `offset`. A restarted run has new events, whose numbers continue. Its first
+        event, `queued`, is not repeated.
+        """
+        if self._generation not in (None, generation):
+            self.offset, self.after = self.number - 1, 1
+        else:
+            self.after = self.number - self.offset
+        self._generation = generation
+
+
+async def _remote_events(
+    row: QueuedRunRow, position: _Position, queue: RunQueue, access: AccessControl
+) -> AsyncGenerator[FollowedEvents]:
+    """Yields events from the server that executes a run, until that server does not have the run any more."""
+    follower = await queue.remote_events.follow(row.run_id, position.after, position.offset)
+    if follower is None:
+        return
+    try:
+        seconds, has_events = POLL_SECONDS, False
+        while not access.is_draining:
+            events = await follower.next(seconds)
+            if events is not None:
+                if events.part == 0 and has_events:
+                    return  # another server has the run now, and its events may be numbered anew
+                has_events = True
+                position.number = max(position.number, events.number)
+                yield events
+            elif seconds == LAST_EVENTS_SECONDS:
+                return
+            else:
+                now = await queue.find(row.run_id)
+                if now is None or (now.state, now.generation) != ("running", row.generation):
+                    if not has_events or (now is not None and now.is_open):
+                        return
+                    # The server stores the last events just after it has stored the end.
+                    seconds = LAST_EVENTS_SECONDS
+    finally:
+        queue.remote_events.leave(follower)

@@ -38,7 +38,7 @@ from hutch.protocols.runs.replay import (
     replay_modes,
     uses_server_tools,
 )
-from hutch.protocols.runs.responses import JsonBody, error_response
+from hutch.protocols.runs.responses import ActiveRun, JsonBody, error_response
 from hutch.protocols.runs.resume import ResumeHandlers, resume_error
 from hutch.queue.models import KeyInUse
 from hutch.queue.queue import RunQueue
@@ -46,6 +46,7 @@ from hutch.queue.requests import queue_error
 from hutch.session.tools.provider import Provider
 from hutch.store.models import FlowRunHead, RunRow
 from hutch.store.store import Store
+from hutch.store.tables.queue.followers import Follower
 
 # Protocols of runs from the command line and from Python. They have no scope, so all keys may see these runs.
 _PROTOCOLS_OF_ALL_KEYS = ("cli", "python")
@@ -112,6 +113,7 @@ class RunHandlers:
     ) -> None:
         self._kernel = kernel
         self._queue = queue
+        queue.open_events = self._open_events
         self._suspended_runs = suspended_runs
         self._flows = flows
         self._gateway_tools = gateway_tools
@@ -173,7 +175,7 @@ class RunHandlers:
                 found = await self._find(context)
                 return found, await self._catalog.detail(found)
 
-            return event_stream(queued_events(find, detail, after, self._access))
+            return event_stream(queued_events(find, detail, after, self._queue, self._access))
         run = None if found.active is None else found.active[1]
         try:
             follower = LiveEvents(run, detail, after)
@@ -183,6 +185,16 @@ class RunHandlers:
             )
             raise ApiError("busy", message, headers={"Retry-After": "1"}) from None
         return event_stream(encoded_events(follower, self._access))
+
+    def _open_events(self, follower: Follower) -> LiveEvents | None:
+        """Returns the events of a run in progress for a follower at another server."""
+        active = self._kernel.active.get(follower.run_id)
+        if active is None:
+            return None
+        try:
+            return LiveEvents(active[1], ActiveRun(*active).detail(), follower.after, follower.offset)
+        except TooManyFollowers:
+            return None
 
     async def cancel(self, context: RequestContext) -> Response:
         found = await self._find(context)

@@ -95,9 +95,9 @@ class Database(Protocol):
     async def notify(self, channel: str) -> None:
         """Wakes up the processes that listen to a channel. Does nothing in SQLite."""
 
-    async def listen(self, channel: str, on_message: Callable[[], None]) -> None:
-        """Calls `on_message` after each `notify` of any process, until this call is cancelled. Raises
-        StoreError if the connection is lost. In SQLite there are no messages.
+    async def listen(self, listeners: Mapping[str, Callable[[], None]]) -> None:
+        """Calls the listener of a channel once at the start, and after each `notify` of any process, until
+        this call is cancelled. Raises StoreError if the connection is lost. In SQLite there are no messages.
         """
 
     async def schema_version(self) -> int:

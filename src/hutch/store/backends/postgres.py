@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import select
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -118,13 +118,14 @@ class PostgresDatabase:
     async def notify(self, channel: str) -> None:
         await self.write(SqlStatement("SELECT pg_notify(:channel, '')", {"channel": channel}))
 
-    async def listen(self, channel: str, on_message: Callable[[], None]) -> None:
+    async def listen(self, listeners: Mapping[str, Callable[[], None]]) -> None:
         async with self._unlimited_connection() as connection:
-            await connection.execute(f"LISTEN {channel}".encode())
-            # Call it once at the start, because messages that were sent before LISTEN are lost.
-            on_message()
-            async for _ in connection.notifies():
+            for channel, on_message in listeners.items():
+                await connection.execute(f"LISTEN {channel}".encode())
+                # Call it once at the start, because messages that were sent before LISTEN are lost.
                 on_message()
+            async for message in connection.notifies():
+                listeners[message.channel]()
         raise StoreError(f"{self._where}: closed the connection.")
 
     async def schema_version(self) -> int:

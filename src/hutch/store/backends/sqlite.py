@@ -7,7 +7,7 @@ import errno
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -146,7 +146,7 @@ class SqliteDatabase:
     async def notify(self, channel: str) -> None:
         pass
 
-    async def listen(self, channel: str, on_message: Callable[[], None]) -> None:
+    async def listen(self, listeners: Mapping[str, Callable[[], None]]) -> None:
         await asyncio.get_running_loop().create_future()
 
     async def schema_version(self) -> int:

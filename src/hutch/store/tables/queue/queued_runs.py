@@ -134,6 +134,13 @@ class QueuePulse(NamedTuple):
     """True if a run has not started before its deadline."""
 
 
+class QueueLoad(NamedTuple):
+    runs: Mapping[str, int]
+    """Number of runs by state."""
+    oldest_waiting_ms: int
+    """Time since the oldest queued run was due; 0 if there is none."""
+
+
 class TakenRun(msgspec.Struct, frozen=True):
     """A run that this server holds."""
 
@@ -424,6 +431,22 @@ class QueuedRunTable:
             WHERE state IN ('delayed', 'queued', 'running', 'dead') {condition} GROUP BY state
         """
         return {state: int(count) for state, count in await self._database.scan(sql, **values)}
+
+    async def load(self, limit: int) -> QueueLoad:
+        """Counts the open runs and the dead letters of all owners, at most `limit` of each state."""
+        states: tuple[QueueState, ...] = ("delayed", "queued", "running", "dead")
+        # The states are part of the text, because the indexes are for one state each.
+        sql = " UNION ALL ".join(
+            f"""
+            SELECT '{state}', COUNT(*), COALESCE(clock_ms() - MIN(due_at), 0) FROM (
+                SELECT due_at FROM queued_runs WHERE state = '{state}' LIMIT :limit
+            ) AS counted_{state}
+            """
+            for state in states
+        )
+        rows = {state: (count, age) for state, count, age in await self._database.scan(sql, limit=limit)}
+        runs: dict[str, int] = {state: int(rows[state][0]) for state in states}
+        return QueueLoad(runs, max(0, int(rows["queued"][1])))
 
     async def _taken(self, values: Values) -> TakenRun:
         *fields, request, now = values

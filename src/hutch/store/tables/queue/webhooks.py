@@ -165,6 +165,19 @@ class WebhookTable:
         rows = await self._database.scan(sql, **given, limit=min(limit, MAX_LISTED))
         return [_row(row) for row in rows]
 
+    async def counts(self, limit: int) -> dict[str, int]:
+        """Returns the number of pending and of failed messages, at most `limit` of each."""
+        # The states are part of the text, because the indexes are for one state each.
+        sql = " UNION ALL ".join(
+            f"""
+            SELECT '{state}', COUNT(*) FROM (
+                SELECT 1 FROM webhook_deliveries WHERE state = '{state}' LIMIT :limit
+            ) AS counted_{state}
+            """
+            for state in ("pending", "failed")
+        )
+        return {state: int(count) for state, count in await self._database.scan(sql, limit=limit)}
+
     async def prune(self, before: int) -> int:
         """Deletes messages that were created before a time and are not pending."""
         sql = f"""

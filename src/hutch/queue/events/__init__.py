@@ -1,0 +1,1 @@
+"""Events of runs for followers at other servers."""

@@ -1,0 +1,26 @@
+-- Clients that follow the events of a run which another server executes. That server stores new events for each
+-- follower, and the follower's server reads and deletes them. Times are by the clock of the database.
+
+CREATE TABLE run_followers (
+    id TEXT PRIMARY KEY,
+    run_id TEXT NOT NULL,
+    -- Number of the last event that the follower has, and what to add to the numbers that are sent.
+    after_number BIGINT NOT NULL,
+    number_offset BIGINT NOT NULL,
+    -- The follower's server renews this time while the client is connected.
+    expires_at BIGINT NOT NULL
+);
+CREATE INDEX run_followers_by_expiry ON run_followers (expires_at);
+
+CREATE TABLE followed_events (
+    follower TEXT NOT NULL REFERENCES run_followers (id) ON DELETE CASCADE,
+    -- Order of the rows of one follower.
+    part BIGINT NOT NULL,
+    -- Number of the last event that the follower has after this row.
+    number BIGINT NOT NULL,
+    -- True if the run has ended with the last of these events.
+    is_end BOOLEAN NOT NULL,
+    -- Encrypted server-sent events.
+    data TEXT NOT NULL,
+    PRIMARY KEY (follower, part)
+);
