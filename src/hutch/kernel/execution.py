@@ -66,6 +66,8 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     """True if every server with the same store has the run's tools, so that another server can continue the
     run.
     """
+    is_storable: bool = False
+    """True to store the run if memory is scarce while it waits for tools. Durable runs are stored anyway."""
     asks_client: bool = False
     """True if Hutch asks the run's client for approvals while the run waits in memory. Otherwise the run is
     suspended during an approval, if its protocol can continue it later.

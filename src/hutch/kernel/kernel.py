@@ -425,7 +425,7 @@ class Kernel:
         """Returns True if a run waits for running tools and may be stored meanwhile."""
         execution, run = self.active[run_id]
         session = run.session
-        wants = execution.is_durable or execution.checkpoint_after_ms > 0
+        wants = execution.is_durable or execution.is_storable or execution.checkpoint_after_ms > 0
         return wants and session is not None and session.result is None and session.tool_calls.is_running
 
     def store_waiting_run(self, run_id: str) -> None:

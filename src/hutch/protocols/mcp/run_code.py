@@ -222,6 +222,7 @@ class CodeRunner:
             owner=run.owner or self._owner,
             protocol="mcp",
             label="run_code",
+            is_storable=arguments.session is None,
             asks_client=run.can_ask,
         )
         handle = RunHandle()

@@ -1,6 +1,4 @@
-"""Runs of `run_code` that are suspended until the client's user, or the operator, has approved a call. A
-server is an App with fake tools; two of them with one home are like a server before and after a restart.
-"""
+"""Runs of `run_code` that are suspended until the client's user, or the operator, has approved a call."""
 
 from __future__ import annotations
 
@@ -8,7 +6,6 @@ import asyncio
 import hashlib
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +13,19 @@ import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
 from mcp.types import CallToolResult, ElicitResult, InputRequiredResult
-from tests.protocols.mcp.harness import SERVERS, TOOLS, text_of
+from tests.protocols.mcp.durable_server import ALLOW, DENY, MODERN, DurableServer, person, serving
 from tests.protocols.mcp.harness import serving as listening
-from tests.protocols.toolscript.fakes import FakeToolSource, returning
+from tests.protocols.mcp.harness import text_of
+from tests.protocols.toolscript.fakes import returning
 from tests.support.processes import TIMEOUT_SECONDS
 
-from hutch.app.app import App
 from hutch.http.auth import AccessControl
 from hutch.protocols.mcp.http import McpEndpoint
 from hutch.protocols.mcp.run_code import ClientRun, CodeRunner
 from hutch.protocols.mcp.server import HutchMcpServer
 from hutch.protocols.toolscript.gateway.approvals import ApprovalAnswer
-from hutch.settings import Settings, load_settings
+from hutch.settings import Settings
 
-MODERN = "2026-07-28"
 CODE = """
     const [issues, created] = await Promise.all([
         tools.github.listIssues({}), tools.github.createIssue({ title: "x" }),
@@ -37,53 +33,6 @@ CODE = """
     return `${issues.length} and ${created.number}`;
 """
 ARGUMENTS = {"code": CODE, "language": "javascript"}
-ALLOW, DENY = ElicitResult(action="accept", content={}), ElicitResult(action="decline")
-
-
-class DurableServer:
-    """An MCP server whose runs are suspended while they wait for approvals."""
-
-    def __init__(self, app: App) -> None:
-        self.app = app
-        self.upstream = FakeUpstream(*TOOLS, servers=SERVERS)
-        self.upstream.functions.update(
-            create_issue=returning({"number": 7}), list_issues=returning([{"number": 1}])
-        )
-        app.mcp_servers = self.upstream  # type: ignore[misc]
-        app.store_approvals()
-        self.mcp = HutchMcpServer(app)
-
-    @property
-    def made(self) -> list[str]:
-        """Tools that were called."""
-        return [tool for _, tool, _ in self.upstream.calls]
-
-    @asynccontextmanager
-    async def client(self, mode: str = MODERN, **options: Any) -> AsyncIterator[Client]:
-        async with Client(self.mcp.server, mode=mode, **options) as client:
-            yield client
-
-
-class FakeUpstream(FakeToolSource):
-    async def close(self) -> None:
-        pass
-
-
-@asynccontextmanager
-async def serving(home: Path, **settings: Any) -> AsyncIterator[DurableServer]:
-    values = {
-        "home": str(home),
-        "quickjs_warm": 0,
-        "deno_warm": 0,
-        "approvals": {"github__create_issue": "ask"},
-    }
-    app = await App.create(load_settings({**values, **settings}))
-    server = DurableServer(app)
-    try:
-        yield server
-    finally:
-        server.mcp.close()
-        await app.close()
 
 
 @pytest.fixture(scope="module")
@@ -101,18 +50,6 @@ async def server(anyio_backend: object, home: Path) -> AsyncIterator[DurableServ
 def calls(server: DurableServer) -> list[Any]:
     server.upstream.calls.clear()
     return server.upstream.calls
-
-
-def person(answer: ElicitResult) -> Any:
-    """An elicitation callback that notes the questions."""
-    asked: list[str] = []
-
-    async def callback(_: Any, params: Any) -> ElicitResult:
-        asked.append(params.message)
-        return answer
-
-    callback.asked = asked  # type: ignore[attr-defined]
-    return callback
 
 
 async def call(client: Client, **more: Any) -> CallToolResult | InputRequiredResult:

@@ -12,8 +12,9 @@ from mcp.client.extension import ClaimContext, ClientExtension, ResultClaim
 from mcp.shared.exceptions import MCPError
 from mcp.types import CallToolResult, Request, RequestParams, Result
 from pydantic import ConfigDict
+from tests.protocols.mcp.durable_server import MODERN, serving
 from tests.protocols.mcp.harness import text_of
-from tests.protocols.mcp.questions.test_suspended import ARGUMENTS, MODERN, serving
+from tests.protocols.mcp.questions.test_suspended import ARGUMENTS
 
 from hutch.protocols.mcp.questions.elicitation import TASKS_EXTENSION
 
