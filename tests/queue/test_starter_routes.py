@@ -225,6 +225,36 @@ async def test_users_manage_only_what_belongs_to_them(
         assert (await ann.get("/schedules")).json() == {"schedules": []}
 
 
+async def test_key_without_the_scope_of_the_target_cannot_change_schedules_and_triggers(
+    client: httpx2.AsyncClient, server: ServeProcess, home: Path
+) -> None:
+    env = {"HUTCH_HOME": str(home)}
+    hutch("user", "add", "dee", env=env)
+    keys = {
+        scope: hutch("key", "add", "dee", "--scope", scope, env=env).stdout.split()[-1].strip()
+        for scope in ("execbox", "toolscript", "rep")
+    }
+    async with httpx2.AsyncClient(base_url=server.url, timeout=TIMEOUT_SECONDS) as dee:
+
+        async def send(scope: str, method: str, path: str, body: Any = None) -> int:
+            headers = {"Authorization": f"Bearer {keys[scope]}"}
+            return (await dee.request(method, path, json=body, headers=headers)).status_code
+
+        code = {"code": "return 1", "engine": "quickjs"}
+        assert await send("execbox", "PUT", "/scripts/hers", code) == 200
+        for path, more in (("/schedules", {"cron": "0 0 1 1 *"}), ("/triggers", {})):
+            named = f"{path}/hers"
+            assert await send("execbox", "POST", path, {"name": "hers", "script": "hers", **more}) == 201
+            for scope in ("toolscript", "rep"):
+                assert await send(scope, "PATCH", named, {"paused": True}) == 403
+                assert await send(scope, "DELETE", named) == 403
+            assert await send("execbox", "PATCH", named, {"paused": True}) == 200
+        assert await send("execbox", "DELETE", "/schedules/hers") == 200
+        # Without its script, a trigger does nothing, so every key of the user may remove it.
+        assert await send("execbox", "DELETE", "/scripts/hers") == 200
+        assert await send("rep", "DELETE", "/triggers/hers") == 200
+
+
 async def test_scripts_schedules_and_triggers_of_one_owner_are_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

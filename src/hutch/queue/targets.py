@@ -83,6 +83,16 @@ async def target_request(
     return RunRequest(kind="code", protocol="execbox", label=target, body=await encode_large_value(code))
 
 
+async def check_change(store: Store, caller: QueueCaller, row: StarterRow) -> None:
+    """Raises Forbidden if the caller may not pause, resume or remove a schedule or a trigger, because the
+    caller may not run its target. If the saved script does not exist any more, every key of the owner may.
+    """
+    if row.target_kind == "flow":
+        _check_scope(caller, "rep")
+    elif (script := await store.saved_scripts.get(row.owner, row.target)) is not None:
+        check_engine(caller, script.engine)
+
+
 def _check_scope(caller: QueueCaller, scope: str) -> None:
     if not caller.may(scope):
         raise Forbidden(f"This key lacks the scope {scope}.")

@@ -50,6 +50,12 @@ def test_ticks_around_a_change_of_clocks(cron: str, after: str, expected: list[s
     assert following(cron, "Europe/Berlin", after, len(expected)) == expected
 
 
+def test_clocks_may_change_by_half_an_hour() -> None:
+    # Clocks go from 02:00 to 02:30 on 2027-10-03, so 02:15 does not exist: it comes at 02:30.
+    expected = ["2027-10-02T15:30", "2027-10-03T15:15"]
+    assert following("15 2 * * *", "Australia/Lord_Howe", "2027-10-02T12:00+10:30", 2) == expected
+
+
 @pytest.mark.parametrize(
     ("cron", "zone", "field"),
     [

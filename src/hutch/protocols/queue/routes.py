@@ -30,7 +30,7 @@ from hutch.queue.starters import (
     find_schedule,
     find_trigger,
 )
-from hutch.queue.targets import Forbidden, StartOptions, check_engine, check_name
+from hutch.queue.targets import Forbidden, StartOptions, check_change, check_engine, check_name
 from hutch.queue.webhooks.messages import owner_secret
 from hutch.queue.webhooks.signature import new_secret
 from hutch.settings import Settings
@@ -222,12 +222,14 @@ class QueueHandlers:
         return json_response({"ok": True, "name": row.name})
 
     async def _schedule(self, context: RequestContext) -> Schedule:
-        """Returns the schedule that the path names. The operator can name the schedules of
-        other owners by id.
+        """Returns the schedule that the path names, if the caller may change it. The operator can name the
+        schedules of other owners by id.
         """
         store, name = await self._store(), context.path_param("name")
         row = await store.schedules.by_id(name) if _visible_owner(context) is None else None
-        return row or await find_schedule(store, _owners(context), name)
+        row = row or await find_schedule(store, _owners(context), name)
+        await check_change(store, queue_caller(context.caller), row)
+        return row
 
     # --- triggers ---
 
@@ -264,12 +266,14 @@ class QueueHandlers:
         return json_response({"ok": True, "name": row.name})
 
     async def _trigger(self, context: RequestContext) -> Trigger:
-        """Returns the trigger that the path names. The operator can name the triggers of other
-        owners by id.
+        """Returns the trigger that the path names, if the caller may change it. The operator can name the
+        triggers of other owners by id.
         """
         store, name = await self._store(), context.path_param("name")
         row = await store.triggers.by_id(name) if _visible_owner(context) is None else None
-        return row or await find_trigger(store, _owners(context), name)
+        row = row or await find_trigger(store, _owners(context), name)
+        await check_change(store, queue_caller(context.caller), row)
+        return row
 
     async def fire(self, request: Request) -> Response:
         """Starts the run of a trigger. The token in the path and the signature replace the API key."""
