@@ -56,7 +56,9 @@ class PostgresServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._unused: list[tuple[str, object]] = []
         """URLs and catalogs of databases with empty tables."""
-        self._run(_program("initdb"), "--no-sync", "-A", "trust", "-U", USER, "-E", "UTF8", "--locale", "C")
+        self._run(
+            postgres_program("initdb"), "--no-sync", "-A", "trust", "-U", USER, "-E", "UTF8", "--locale", "C"
+        )
 
     @property
     def url(self) -> str:
@@ -105,7 +107,7 @@ class PostgresServer:
     def start(self) -> None:
         # fsync is off, because the data must survive a killed process but not a crash of the machine.
         options = {"listen_addresses": "", "unix_socket_directories": str(self.folder), "fsync": "off"}
-        command = [_program("postgres"), "-D", str(self.folder / "data")]
+        command = [postgres_program("postgres"), "-D", str(self.folder / "data")]
         command += [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
         if setpriv := shutil.which("setpriv"):
             command = [setpriv, "--pdeathsig", "QUIT", *command]
@@ -191,7 +193,7 @@ def _create_tables(settings: Settings) -> None:
         thread.submit(asyncio.run, create()).result()
 
 
-def _program(name: str) -> str:
+def postgres_program(name: str) -> str:
     """Finds a program in PATH or in Debian's versioned folders."""
     versions = sorted(
         Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: float(path.parts[4])
