@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 from tests.console.browser.conftest import OpenPage
 from tests.support.processes import ServeProcess, running_server
 
@@ -60,6 +60,30 @@ def test_failure_names_its_line(server: ServeProcess, open_page: OpenPage) -> No
     failure = page.get_by_role("alert")
     expect(failure).to_contain_text("it broke")
     expect(failure).to_contain_text("line 2")
+
+
+def test_late_list_of_tools_does_not_replace_what_the_user_types(
+    server: ServeProcess, open_page: OpenPage, page: Page
+) -> None:
+    held: list[Route] = []
+    page.route("**/tools", lambda route: held.append(route))
+    open_with(open_page, server, "return 'typed early';")
+    expect(page.get_by_label("Examples")).not_to_contain_text("Tool calls")
+    held[0].continue_()
+    expect(page.get_by_label("Examples")).to_contain_text("Tool calls")
+    page.get_by_role("button", name="Run", exact=True).click()
+    expect(page.locator(".code").filter(has_text="typed early")).to_be_visible()
+    page.unroute("**/tools")
+
+
+def test_example_replaces_the_code_and_can_be_undone(server: ServeProcess, open_page: OpenPage) -> None:
+    page = open_with(open_page, server, "return 'mine';")
+    page.get_by_label("Examples").select_option(index=1)
+    editor = page.get_by_label("Code", exact=True)
+    expect(editor).not_to_contain_text("mine")
+    editor.click()
+    page.keyboard.press("Control+z")
+    expect(editor).to_contain_text("return 'mine';")
 
 
 def test_type_error_is_marked_as_one_types(server: ServeProcess, open_page: OpenPage) -> None:

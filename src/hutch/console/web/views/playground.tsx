@@ -1,6 +1,6 @@
 /** Playground: write code, run it, and see logs, tool calls and the result as they arrive. */
 
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { get } from "../api.ts";
 import { formatDuration, visible } from "../format.ts";
 import { link, location } from "../router.ts";
@@ -44,8 +44,9 @@ function useDraft() {
 export default function Playground() {
   const { draft, change } = useDraft();
   const [problem, setProblem] = useState("");
-  // Key of the editor. It changes when other code is loaded, so that the editor shows that code.
+  // Changes when other code is loaded, so that the editor shows that code.
   const [loaded, setLoaded] = useState("");
+  const isTouched = useRef(false);
   const tools = useData<ToolName[]>("/tools");
   const offered = examples(tools.data ?? []);
   const open = ({ name, code, inputs = "" }: Example) => {
@@ -53,7 +54,8 @@ export default function Playground() {
     setLoaded(`${name} ${Date.now()}`);
   };
   useEffect(() => {
-    if (draft.code === FIRST.code && offered.includes(WITH_TOOLS)) open(WITH_TOOLS);
+    // The list of tools may arrive after the user has begun to edit.
+    if (draft.code === FIRST.code && !isTouched.current && offered.includes(WITH_TOOLS)) open(WITH_TOOLS);
   }, [tools.data]);
   const source = location.value.query.get("run");
   useEffect(() => {
@@ -126,14 +128,16 @@ export default function Playground() {
         left={
           <div class="stack">
             <Card>
-              <Editor
-                key={loaded}
-                code={draft.code}
-                onChange={(code) => change({ code })}
-                onRun={start}
-                tools={tools.data ?? []}
-                checks
-              />
+              <div onFocusIn={() => isTouched.current = true}>
+                <Editor
+                  code={draft.code}
+                  loaded={loaded}
+                  onChange={(code) => change({ code })}
+                  onRun={start}
+                  tools={tools.data ?? []}
+                  checks
+                />
+              </div>
             </Card>
             <Card>
               <div class="playground-options">

@@ -1,14 +1,14 @@
 /** The code editor: TypeScript with diagnostics and completion of tools. */
 
 import { autocompletion, type CompletionContext, type CompletionResult } from "@codemirror/autocomplete";
-import { defaultKeymap, history, historyKeymap, indentWithTab } from "@codemirror/commands";
+import { defaultKeymap, history, historyKeymap, indentWithTab, isolateHistory } from "@codemirror/commands";
 import { javascript } from "@codemirror/lang-javascript";
 import { bracketMatching, HighlightStyle, indentOnInput, syntaxHighlighting } from "@codemirror/language";
 import { type Diagnostic, linter, lintGutter, lintKeymap } from "@codemirror/lint";
 import { EditorState, Prec } from "@codemirror/state";
 import { EditorView, highlightActiveLine, keymap, lineNumbers } from "@codemirror/view";
 import { tags } from "@lezer/highlight";
-import { useEffect, useRef } from "preact/hooks";
+import { useLayoutEffect, useRef } from "preact/hooks";
 import { post } from "../../api.ts";
 import { visible } from "../../format.ts";
 
@@ -88,11 +88,13 @@ function completeTools(tools: () => ToolName[]) {
 }
 
 /**
- * `code` is the initial text. To replace it later, give the editor another `key`: if the editor followed
- * `code`, it would undo text that is typed while the page is drawn.
+ * `code` is the initial text. To replace it later, change `loaded`: if the editor followed `code`, it would undo
+ * text that is typed while the page is drawn.
  */
-export function Editor({ code, onChange, onRun, tools, checks }: {
+export function Editor({ code, loaded, onChange, onRun, tools, checks }: {
   code: string;
+  /** Names the code that replaced the initial text last; empty at first. */
+  loaded: string;
   onChange: (code: string) => void;
   onRun: () => void;
   tools: ToolName[];
@@ -103,7 +105,8 @@ export function Editor({ code, onChange, onRun, tools, checks }: {
   const editor = useRef<EditorView | undefined>(undefined);
   const current = useRef({ onChange, onRun, tools });
   current.current = { onChange, onRun, tools };
-  useEffect(() => {
+  // Layout effects, because ordinary ones run up to 100 ms later and would replace what was typed meanwhile.
+  useLayoutEffect(() => {
     const run = { key: "Mod-Enter", run: () => (current.current.onRun(), true) };
     editor.current = new EditorView({
       parent: box.current!,
@@ -131,5 +134,14 @@ export function Editor({ code, onChange, onRun, tools, checks }: {
     });
     return () => editor.current?.destroy();
   }, [checks]);
+  useLayoutEffect(() => {
+    const view = editor.current!;
+    if (!loaded) return;
+    view.dispatch({
+      changes: { from: 0, to: view.state.doc.length, insert: code },
+      // One undo brings back the replaced code.
+      annotations: isolateHistory.of("full"),
+    });
+  }, [loaded]);
   return <div class="editor" ref={box} />;
 }
