@@ -16,30 +16,11 @@ from typing import Any
 
 import uvloop
 
-from bench import (
-    abilities,
-    async_runs,
-    checkpoints,
-    cluster,
-    console,
-    context,
-    deno,
-    fairness,
-    flatness,
-    flows,
-    machine,
-    quickjs,
-    recording,
-    run_search,
-    scripts,
-    search,
-    sessions,
-    startup,
-    suspended,
-    tool_calls,
-    tools,
-)
+from bench import machine
+from bench.kernel import checkpoints, deno, flatness, quickjs, sessions, startup, suspended, tool_calls
+from bench.protocols import abilities, context, flows, scripts, search, tools
 from bench.report import Row, Scale, markdown, merge
+from bench.server import async_runs, cluster, console, fairness, recording, run_search
 
 RESULTS = Path(__file__).parent / "results"
 BENCHES: dict[str, Callable[[Scale], Coroutine[Any, Any, list[Row]]]] = {

@@ -102,7 +102,9 @@ def test_wheel_contains_all_modules_the_types_marker_the_licence_and_the_command
     modules = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src/hutch").rglob("*.py")}
     assert modules <= names
     assert "hutch/py.typed" in names
-    assert {f"hutch/store/migrations/{file.name}" for file in MIGRATIONS.glob("*.sql")} <= names
+    migrations = {file.relative_to(ROOT / "src").as_posix() for file in MIGRATIONS.rglob("*.sql")}
+    assert migrations
+    assert migrations <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     with zipfile.ZipFile(wheel) as archive:
         entry_points = next(name for name in names if name.endswith("entry_points.txt"))

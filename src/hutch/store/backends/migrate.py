@@ -31,13 +31,13 @@ class Migration(NamedTuple):
 
 @cache
 def migrations() -> tuple[Migration, ...]:
-    migrations = []
-    for file in resources.files("hutch.store.migrations").iterdir():
-        if match := _FILE.fullmatch(file.name):
-            migrations.append(
-                Migration(int(match[1]), match[2], _statements(file.read_text(encoding="utf-8")))
-            )
-    migrations.sort()
+    folders = [entry for entry in resources.files("hutch.store.migrations").iterdir() if entry.is_dir()]
+    migrations = sorted(
+        Migration(int(match[1]), match[2], _statements(file.read_text(encoding="utf-8")))
+        for folder in folders
+        for file in folder.iterdir()
+        if (match := _FILE.fullmatch(file.name))
+    )
     if [migration.number for migration in migrations] != list(range(1, len(migrations) + 1)):
         raise AssertionError("migrations are numbered 1, 2, …, without a gap")
     return tuple(migrations)

@@ -14,8 +14,8 @@ import httpx2
 import msgspec
 
 from bench.client import Client
+from bench.protocols.tools import serving
 from bench.report import Row, Scale, median, number, percentile
-from bench.tools import serving
 from hutch.settings import load_settings
 from hutch.store import models
 from hutch.store.models import Ability

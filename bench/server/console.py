@@ -17,8 +17,8 @@ from typing import Any
 from playwright.async_api import Browser, Page, async_playwright
 
 from bench.client import Client
+from bench.protocols.tools import serving
 from bench.report import Row, Scale, number
-from bench.tools import serving
 
 CLIENTS = 16
 BODY = {"code": "1 + 1"}

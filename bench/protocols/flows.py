@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import hutch
+from bench.kernel.startup import _hutch, compile_sources
 from bench.report import Row, Scale, median, number, percentile
-from bench.startup import _hutch, compile_sources
 
 STEPS = 1_000
 REQUESTS = 200

@@ -8,8 +8,8 @@ from array import array
 
 import hutch
 from bench.baseline import FreshVms
+from bench.kernel.quickjs import one
 from bench.machine import descendants, memory
-from bench.quickjs import one
 from bench.report import Row, Scale, median, number
 
 MARKS = (10, 100, 1_000, 10_000, 100_000)

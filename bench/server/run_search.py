@@ -12,8 +12,8 @@ from urllib.parse import urlencode
 import httpx2
 from tests.support.databases import running_postgres
 
+from bench.protocols.tools import serving
 from bench.report import Row, Scale, median, number, percentile
-from bench.tools import serving
 from hutch.settings import Settings
 from hutch.store.models import NewRun, RunRow, now
 from hutch.vault.flow_keys import open_store

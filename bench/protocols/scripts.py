@@ -16,8 +16,8 @@ from pathlib import Path
 
 import msgspec
 
+from bench.kernel.startup import compile_sources
 from bench.report import Row, Scale, median, number, percentile
-from bench.startup import compile_sources
 from hutch.app.app import App
 from hutch.mcp_client.tools import McpTool
 from hutch.protocols.toolscript.checker.checker import Script

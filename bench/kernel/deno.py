@@ -9,7 +9,7 @@ import time
 
 import hutch
 from bench.baseline import deno_run
-from bench.quickjs import one
+from bench.kernel.quickjs import one
 from bench.report import Row, Scale, median, number, percentile
 from hutch.sandbox.runner.profile import profile_for
 

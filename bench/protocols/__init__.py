@@ -1,0 +1,1 @@
+"""Benchmarks of TPMJS, Toolscript, Abilities, flows and MCP."""

@@ -1,0 +1,1 @@
+"""Benchmarks of what a server adds: records, fairness, the console, the queue and the cluster."""
