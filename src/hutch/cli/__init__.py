@@ -13,8 +13,8 @@ from typing import NoReturn
 def main() -> NoReturn:
     """Entry point of the console script. Exits with 1 if the command failed, and with 2 for invalid input."""
     # Nearly all objects that are created during start-up stay alive. Searching them for garbage would take a
-    # tenth of the start-up time.
-    gc.set_threshold(10_000)
+    # tenth of the start-up time. Commands that keep running call `event_loop.end_startup`.
+    gc.set_threshold(100_000)
     import click
 
     from hutch.cli.commands import hutch

@@ -13,6 +13,7 @@ import uvloop
 
 from hutch import logs
 from hutch.app.app import App
+from hutch.cli.support import event_loop
 from hutch.cli.support.console import print_note
 from hutch.cli.support.project import current_folder, load_project_settings, project_servers
 from hutch.errors import HutchError
@@ -69,6 +70,7 @@ async def _serve(app: App, loading: asyncio.Task[None]) -> None:
     from hutch.protocols.mcp.server import HutchMcpServer
 
     server = HutchMcpServer(app, pass_through=app.settings.mcp_pass_through)
+    event_loop.end_startup()
     try:
         await stdio.serve(server)
     finally:

@@ -39,6 +39,7 @@ def run(engine: str) -> int:
             # Wait for a ready runner first. If stdin is a file, its end comes soon, and executions must start
             # immediately.
             await app.pool.wait_warm(profile)
+            event_loop.end_startup()
             channel = DescriptorChannel(*take_stdio(), settings.max_line_bytes)
             return await _serve(channel, app, engine)
         finally:

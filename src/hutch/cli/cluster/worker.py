@@ -12,6 +12,7 @@ import uvloop
 from hutch import logs
 from hutch.app.app import App
 from hutch.app.cluster import open_worker
+from hutch.cli.support import event_loop
 from hutch.cli.support.console import print_line, print_note
 from hutch.cli.support.signals import ShutdownSignals
 from hutch.cluster.connection import check_settings
@@ -60,6 +61,7 @@ async def _run(settings: Settings) -> int:
             worker.on_announce = lambda: _touch(alive)
             places = ", ".join(f"{count} {kind}" for kind, count in worker.places.items())
             print_line(f"Hutch worker   isolation: {app.verdict.isolation}   places: {places}")
+            event_loop.end_startup()
             await signals.first.wait()
             print_note("draining; send the signal again to stop at once")
             draining = asyncio.create_task(worker.drain(settings.drain_seconds))

@@ -63,6 +63,7 @@ async def _serve(
         for line in waiting:
             handle_line(line)
         channel.open()
+        event_loop.end_startup()
         reason = await closed
     finally:
         _force_exit_later()

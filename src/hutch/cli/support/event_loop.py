@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -21,6 +22,14 @@ T = TypeVar("T")
 
 ONE_SHOT_SETTINGS = {"quickjs_warm": 0, "deno_warm": 0, "max_spares": 0}
 """Keeps no runners ready, because no other execution follows."""
+
+
+def end_startup() -> None:
+    """Prepares garbage collection for a command that keeps running: frequent again, without the objects that
+    exist now, because nearly all of them live until the end.
+    """
+    gc.freeze()
+    gc.set_threshold(10_000)
 
 
 @asynccontextmanager
