@@ -38,7 +38,7 @@ _HOST_WITH_PORT = re.compile(
 
 _SEGMENT = r"(?:\.[^.\[\]\s]+|\[[0-9]{1,9}\])"
 _PATH = re.compile(rf"body{_SEGMENT}*|(?:headers|cookies)\.[^.\[\]\s]+")
-# Default kind of a produced credential, by its name in lower case.
+# Default kind of a produced credential, by the credential's name in lower case.
 _DEFAULT_KINDS = {"authorization": "auth_token", "cookie": "cookie"}
 
 

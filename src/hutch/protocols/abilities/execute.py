@@ -1,4 +1,4 @@
-"""Executes abilities in the seven steps of the specification. Errors become responses, too."""
+"""Executes abilities in the seven steps of the specification. Errors are returned as responses."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class MissingCredentials(ApiError):
 
     def after_login(self, login: LoginFailure) -> ApiError:
         """Returns this error with the reason why the login failed. If the login itself lacks credentials, the
-        error lists the credentials of the login, because the user has to store those.
+        error lists the credentials that the login lacks, because the user has to store those.
         """
         return ApiError(self.kind, f"{self.message}. {login}", **{**self.extra, **login.missing})
 
@@ -359,11 +359,12 @@ class AbilityExecutor:
         """Stores the credentials that the ability declares in `produces`. Returns the body without these
         credentials.
 
-        Transforms get the returned body, because their code comes from the caller. Raises ValueNotFound.
+        The code of a transform comes from the caller, so it gets the returned body and not the original one.
+        Raises ValueNotFound.
         """
         values = [(each, find_credential(each, response)) for each in definition.produces]
         for produced, value in values:
-            # Refuse long values, because creating a redactor of megabytes would take seconds.
+            # Refuse values of megabytes, because creating a redactor for them would take seconds.
             if value is not None and len(value) > MAX_VALUE_BYTES:
                 raise ValueNotFound(
                     f"{produced.key} cannot be stored: expected at most {MAX_VALUE_BYTES} bytes."
@@ -377,7 +378,7 @@ class AbilityExecutor:
         stored = []
         for produced, value in values:
             key = parse_header_key(produced.key, definition.service_name)
-            # Skip redacted values. Redaction replaces only credentials that the ability has sent, which are
+            # Skip redacted values. Only credentials that the ability has sent are redacted, and these are
             # stored already.
             if value is not None and key.host is not None and MARK not in value:
                 try:
@@ -394,12 +395,13 @@ class AbilityExecutor:
         """Executes the dependency that produces one of the wanted credentials. Returns the requests of this
         login, a LoginFailure, or None if there is no such dependency.
 
-        The login gets no parameters. If another call has logged in since `started`, nothing is executed.
+        The login gets no parameters. If another call has logged in since `started`, this method executes
+        nothing and returns an empty list.
         """
         for ability_id in call.definition.dependency_order:
             row = await self._store.abilities.get(ability_id, call.user.id)
-            # Skip abilities of users other than the caller and the owner of the called ability, unless they
-            # are shared with all users. Others run only if the user calls them directly.
+            # Users do not call a login themselves, so use only logins that belong to the caller or to the
+            # owner of the called ability, or that are shared with all users.
             if row is None or not (row.shared or row.owner_id in (call.user.id, call.owner_id)):
                 continue
             login = decode_definition(row.document)

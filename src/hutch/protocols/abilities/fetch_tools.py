@@ -1,8 +1,8 @@
 """Host tools for the `fetch` of a wrapper: `send`, `read` and `drop`.
 
 The guest identifies its requests by numbers. The first part of a body is sent together with the status and
-the headers, so most responses need only one call. Unread bodies stay on the host, because the wrapper may
-return the response.
+the headers, so most responses need only one call. The host keeps bodies that the guest has not read. If the
+wrapper returns such a response, the host uses the kept body.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from hutch.session.tools.tool import Tool, ToolContext
 
 INLINE_BYTES = 256 * 1024
 PART_BYTES = 256 * 1024
-# Limit for the first parts of bodies that the host keeps, in total for all responses of a run. The host keeps
-# them because the wrapper may return an unread response.
+# Limit for the first parts of bodies that the host keeps after it has sent them to the guest, for all
+# responses of a run together. The host needs a kept part if the wrapper returns the response without reading
+# it.
 MAX_KEPT_BYTES = 4 * 1024 * 1024
-# Content types of streams, which are delivered as they arrive, without waiting for a first part.
+# Content types of streams. The host delivers a stream as it arrives, without waiting for a first part.
 _STREAM_TYPES = ("text/event-stream", "application/x-ndjson", "application/stream+json")
 
 T = TypeVar("T")
@@ -72,7 +73,9 @@ class _OpenResponse:
 
 
 class LastResponse(msgspec.Struct):
-    """The most recent response. Needed if a wrapper discards the response and throws an error."""
+    """The most recent response. If a wrapper discards a failed response and throws an error, the caller gets
+    the status and the headers of this one.
+    """
 
     status: int
     reason: str
@@ -100,7 +103,7 @@ class FetchTools:
         provider = Provider(
             "upstream", {name: Tool(name, partial(_call, tool)) for name, tool in tools.items()}
         )
-        # Hide these tool calls in traces, because traces show the requests themselves.
+        # Hide these tool calls in traces, because traces already show the HTTP requests that the calls send.
         provider.is_internal = True
         return provider
 

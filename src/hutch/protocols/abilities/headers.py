@@ -30,9 +30,9 @@ _HOST_PORT = re.compile(r"(.+):([0-9]{1,5})")
 _COOKIE = "cookie"
 _AUTHORIZATION = "authorization"
 
-# Most value codes are arrow functions that return a string literal. Their values are read with this pattern,
-# without running the code. The pattern accepts only unambiguous literals, without line breaks and without
-# escapes other than quotes and backslashes.
+# The value code of most static headers is an arrow function that returns a string literal. This pattern
+# extracts the literal without running the code. It accepts only unambiguous literals, without line breaks and
+# without escapes other than quotes and backslashes.
 _ARROW = r"[ \t\r\n]*\([ \t\r\n]*\)[ \t]*=>[ \t\r\n]*"
 _LITERAL = re.compile(rf"""{_ARROW}(?:"((?:[^"\\\r\n]|\\["'\\])*)"|'((?:[^'\\\r\n]|\\["'\\])*)')[ \t\r\n]*""")
 _ESCAPED = re.compile(r"""\\(["'\\])""")
@@ -236,7 +236,9 @@ def literal_value(code: str) -> str | None:
 
 
 async def _run_codes(codes: Sequence[str], ability_run: AbilityRun) -> list[str | None]:
-    """Runs all value codes in one execution, without network access and without the call's parameters."""
+    """Runs the value codes of static headers in one execution, without network access and without the call's
+    parameters.
+    """
     job = Job("headers", encode_value(codes).decode())
     result = await ability_run.run(
         "", job, "headers", timeout_ms=STATIC_TIMEOUT_MS, memory_bytes=STATIC_MEMORY_BYTES

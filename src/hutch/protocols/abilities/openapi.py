@@ -72,7 +72,8 @@ def describe() -> ApiPart:
         example={"params": {"username": "ada"}, "transformCode": "(data) => ({ name: data.name })"},
         parameters=[_ID],
     )
-    # Use the same schema for all statuses, because the API of an ability may return any of them, too.
+    # Use one schema for all error statuses, because the ability's API may return the same statuses as Hutch
+    # itself.
     for status, described in execute["responses"].items():
         if status != "200":
             described["content"]["application/json"]["schema"] = ref("FailedAbility")

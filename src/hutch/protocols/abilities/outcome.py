@@ -21,7 +21,7 @@ from hutch.text import now_rfc3339
 
 _SET_COOKIE = "set-cookie"
 _RETRY_AFTER = "retry-after"
-# Matches seconds or a date. Other values are dropped.
+# Matches seconds or a date. Other values of Retry-After are not sent to the caller.
 _RETRY_AFTER_VALUE = re.compile(r"[A-Za-z0-9 ,:+-]{1,64}")
 
 _LOGIN = re.compile(r"log[ _-]?[io]n|sign[ _-]?in|auth|session|token")

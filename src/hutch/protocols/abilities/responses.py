@@ -57,7 +57,7 @@ def error_response(error: ApiError) -> Response:
 
 
 def _more_fields(error: ApiError) -> dict[str, Any]:
-    """Returns the additional fields of an error. An invalid request always has `problems`."""
+    """Returns the additional fields of an error. An `invalid_request` error always has `problems`."""
     problems = {"problems": [error.message]} if error.kind == "invalid_request" else {}
     return {**problems, **error.extra}
 

@@ -39,8 +39,9 @@ class AbilityRun(msgspec.Struct, frozen=True, kw_only=True):
         run: RunHandle | None = None,
         source: Source | None = None,
     ) -> Result:
-        """Runs code in the sandbox. Without `run`, no contents are recorded, because the contents may contain
-        secrets that this method cannot redact. Raises HutchError if the execution cannot start.
+        """Runs code in the sandbox. If `run` is None, only metadata is recorded, because the code and its
+        result may contain secrets that this method cannot redact. Raises HutchError if the execution cannot
+        start.
         """
         limits = {"timeout_ms": timeout_ms, "memory_limit_bytes": memory_bytes}
         return await self.kernel.run(

@@ -26,9 +26,10 @@ WRAPPER_NOT_FOUND = "Wrapper function not found in wrapper code"
 # Options of every wrapper. The specification defines `dynamicHeaders`, and published wrappers read it. It is
 # always empty, because the host adds the headers to requests.
 _OPTIONS: dict[str, Any] = {"dynamicHeaders": {}}
-# Messages of the parser, of QuickJS and of Hutch that quote a text, which may be a literal in the wrapper's
-# code. Each entry has the pattern before the text, the opening quote, and the pattern after the text. Other
-# messages contain at most the names of variables.
+# Error messages of the parser, of QuickJS and of Hutch that quote a text. The text may be a literal in the
+# wrapper's code, so `hide_literals` removes it. Each entry has the pattern before the text, the opening
+# quote, and the pattern after the text. Messages that are not listed here quote at most the names of
+# variables.
 _QUOTING_MESSAGES = (
     ("Invalid regular expression: ", "/", "/[a-z]*: "),
     ("Duplicate export ", "'", "'"),
@@ -45,7 +46,7 @@ _QUOTING_MESSAGES = (
     ("", "'", "' is not a (?:valid header name|method that can be used)"),
     ("the scheme ", "", " is not supported"),
 )
-# The end is a lookahead, so that `finditer` also finds ends that overlap.
+# Match the end with a lookahead, so that `finditer` also finds ends that overlap.
 _QUOTED = [
     (re.compile(before + quote), re.compile(f"(?={after})", re.S))
     for before, quote, after in _QUOTING_MESSAGES
