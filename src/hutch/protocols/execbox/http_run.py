@@ -74,7 +74,7 @@ class RunBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CodeCaller(Protocol):
-    """The sender of a request, now or when it was queued."""
+    """The user whose code is executed: the sender of the current request, or of a request that was queued."""
 
     @property
     def owner(self) -> str: ...
@@ -132,8 +132,8 @@ class RunHandler:
         return Response(await result_json(result), headers=headers, media_type="application/json")
 
     def record_level(self, requested: RecordLevel | None) -> RecordLevel | None:
-        """Returns the level that a request asks for, or None for the operator's level. Requests cannot raise
-        the level `metadata`.
+        """Returns the record level that a request asks for, or None to use the operator's level. If the
+        operator's level is `metadata`, requests cannot raise it.
         """
         return None if self._levels.of(PROTOCOL) == "metadata" else requested
 
@@ -198,7 +198,7 @@ class RunHandler:
 
         def add(event: RunEvent) -> None:
             name: Any = event.__struct_config__.tag
-            # Send values only if they are also recorded.
+            # Send inputs and results of tool calls only if the record level of the run allows storing them.
             shows_values = run.timeline is not None and run.timeline.keeps_values
             buffer.add(encode_event(name, event_json(event, run.id, values=shows_values)))
 

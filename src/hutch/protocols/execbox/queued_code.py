@@ -57,8 +57,8 @@ class QueuedCode:
         return result
 
     async def _continue(self, attempt: Attempt) -> Result | None:
-        """Waits for a run that another server has stored as a checkpoint. Returns None if there is no
-        checkpoint.
+        """If an earlier attempt has stored the run as a checkpoint, recovers the run and waits for its end.
+        Returns None if there is no checkpoint.
         """
         state = await self._suspended_runs.state(attempt.run_id)
         if state is None or (state == "ended" and not attempt.row.has_effects):

@@ -76,8 +76,8 @@ def routes(
                 await asyncio.sleep(0)
                 if not channel.is_ended:
                     await serving.receive(data)
-                # Backpressure: do not read more messages from a client that does not read ours, so that the
-                # output buffer stays small.
+                # Backpressure: while a client does not read the server's messages, read none of its messages,
+                # so that the output buffer stays small.
                 await channel.writable()
             channel.on_disconnect("the client closed the connection")
 

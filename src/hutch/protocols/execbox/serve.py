@@ -38,8 +38,8 @@ def serve(
     """Serves a channel until it closes.
 
     `engine` is the default engine. `pending` counts the bytes of the executions of all clients. `admit`
-    raises HutchError if no execution may start. `sessions`: stateful sessions, if the client has negotiated
-    them.
+    raises HutchError if no execution may start. `sessions` handles stateful sessions, and is None if the
+    client has not negotiated them.
     """
 
     async def run(request: ExecutionRequest) -> Result:
