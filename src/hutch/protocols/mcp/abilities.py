@@ -98,8 +98,8 @@ class AbilityTools:
 
 
 def tool_name(ability_id: str, taken: Collection[str]) -> str:
-    """Returns the tool name of an ability. It is the id if that is valid and not taken, otherwise a name with
-    a hash.
+    """Returns the tool name of an ability: the ability's id, or a name with a hash if the id is not a valid
+    tool name or is taken.
     """
     name = INVALID_NAME_CHARS.sub("_", ability_id)
     if name == ability_id and len(name) <= MAX_TOOL_NAME and name not in taken:

@@ -173,7 +173,7 @@ class McpEndpoint:
         return StreamableHTTPSessionManager(
             mcp_server.server,
             max_request_body_size=self._body.max_bytes,
-            max_sessions=None,  # `SessionShares` limits the sessions
+            max_sessions=None,  # `SessionShares` limits the sessions instead
             session_idle_timeout=IDLE_SECONDS,
         )
 
@@ -224,7 +224,7 @@ def _authenticated_user(identity: Identity) -> AuthenticatedUser:
 
 
 def _is_first_request(request: Request) -> bool:
-    """Returns True for the first request of a client, which has neither of these headers."""
+    """Returns True for the first request of a client. Every later request has one of these headers."""
     return not {"mcp-session-id", "mcp-protocol-version"}.intersection(request.headers)
 
 

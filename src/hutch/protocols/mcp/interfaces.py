@@ -14,7 +14,7 @@ from hutch.settings import Settings
 from hutch.store.store import Store
 from hutch.telemetry.tracer import Tracer
 
-# Scope key of the authenticated caller. The MCP endpoint sets it for the MCP server behind it.
+# Key in the ASGI scope under which the MCP endpoint passes the authenticated caller to the MCP server.
 CALLER = "hutch.caller"
 
 

@@ -291,8 +291,8 @@ def _invalid_script(error: InvalidScript) -> RunFailure:
 
 
 def _with_servers(error: InvalidScript, servers: Iterable[str]) -> InvalidScript:
-    """Explains problems about servers that are missing in `tools`: the server is one of `servers`, which are
-    not connected, or there are no servers at all.
+    """Adds the reason to each problem about a server that is missing in `tools`: the server is not connected
+    (`servers` contains the names of such servers), or `tools` has no servers at all.
     """
     by_letters = {letters(name): name for name in servers}
 

@@ -79,7 +79,8 @@ T = TypeVar("T")
 
 # Time that `initialize` waits for MCP servers that are still connecting.
 INITIALIZE_SECONDS = 10.0
-# Like INITIALIZE_SECONDS, for `server/discover`. Clients made with the SDK wait 10 s and then use an older
+# Time that `server/discover` waits for MCP servers that are still connecting. It is shorter than
+# INITIALIZE_SECONDS, because clients made with the SDK wait only 10 s for the response and then use an older
 # protocol.
 DISCOVER_SECONDS = 6.0
 # Time for which clients may reuse the list of Hutch's own tools and the description of the server.

@@ -11,7 +11,7 @@ from hutch.http.errors import Refusal
 if TYPE_CHECKING:
     from mcp.server.session import ServerSession
 
-# Scope key of the share that a request uses if it opens a session.
+# Key in the ASGI scope of the SessionShare that a request uses if it opens a session.
 SESSION_SHARE = "hutch.mcp_session"
 # Time after which a session without requests is closed.
 IDLE_SECONDS = 1_800.0
@@ -70,8 +70,8 @@ class SessionShare:
     def keep_for(self, session: ServerSession) -> None:
         if not self._is_in_session:
             self._is_in_session = True
-            # Use a private attribute, because the SDK has no public one for the stack that it closes together
-            # with the session.
+            # Use a private attribute, because the SDK offers no public access to the exit stack that it
+            # closes together with the session.
             session._connection.exit_stack.callback(self._shares.release, self._user)
 
     def end_request(self) -> None:

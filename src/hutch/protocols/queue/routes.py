@@ -294,7 +294,7 @@ class QueueHandlers:
 
 
 def _check_room(noun: str, existing: Sized) -> None:
-    """Raises ApiError if an owner has reached the maximum number of these objects."""
+    """Raises ApiError if the owner already has the maximum number of scripts, schedules or triggers."""
     if len(existing) >= MAX_PER_OWNER:
         raise ApiError("conflict", f"An owner may have {MAX_PER_OWNER} {noun}. Remove some first.")
 

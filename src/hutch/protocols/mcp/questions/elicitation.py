@@ -76,8 +76,8 @@ class Elicitor:
             try:
                 return _by_client(run, await _elicit(run.client, approval))
             except (MCPError, NoBackChannelError):
-                # Ignore that the client announced elicitation but failed. A decision may still come from
-                # `/approvals`.
+                # Ignore the error of a client that announced elicitation but could not ask its user. A
+                # decision may still come from `/approvals`.
                 pass
         if self._is_only_client:
             return ApprovalAnswer("deny", _CANNOT_ASK)
@@ -162,7 +162,7 @@ def supports_forms(client: ServerRequestContext[Any, Any]) -> bool:
     capabilities = client.session.client_capabilities
     if capabilities is None or capabilities.elicitation is None:
         return False
-    # Accept elicitation without details, which means in older protocol versions that forms are supported.
+    # In older protocol versions, a client that announces elicitation without details supports forms.
     return capabilities.elicitation.form is not None or capabilities.elicitation.url is None
 
 

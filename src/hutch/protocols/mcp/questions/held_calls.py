@@ -93,8 +93,8 @@ class HeldCalls:
     async def run(self, run: ClientRun, work: Coroutine[Any, Any, T]) -> T | InputRequiredResult:
         """Runs `work` until it ends or has asked a question through `run.questions`."""
         if run.questions is None:
-            # Run the call without holding it, because its user cannot be asked, or is asked while the request
-            # is in progress.
+            # Do not hold the call between requests. The client's user cannot be asked at all, or can be asked
+            # while the request is in progress.
             return await work
         return await self._next(HeldCall(run, work))
 
@@ -153,7 +153,8 @@ class HeldCalls:
     def _forget(self, call: HeldCall[Any]) -> None:
         self._calls.pop(call.id, None)
         with contextlib.suppress(asyncio.CancelledError):
-            # Retrieve the exception, so that asyncio does not log it. The client has not come back for it.
+            # The client has not asked for the result in time. Retrieve the exception, so that asyncio does
+            # not log it.
             call.task.exception()
 
     def close(self) -> None:

@@ -221,8 +221,8 @@ class SuspendedRunCalls:
             raise await self._explained(error, run_id, owner) from None
 
     async def _explained(self, error: ResumeError, run_id: str, owner: str) -> ResumeError:
-        """Returns an error that says how the run ended, if the run's record still exists, otherwise the same
-        error.
+        """Returns an error that says how the run ended. Returns `error` itself if the run has no record or is
+        still suspended.
         """
         record = await (await self._open_store()).runs.get(run_id)
         if record is None or record.owner != owner or record.outcome == SUSPENDED:
