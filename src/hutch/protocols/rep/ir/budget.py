@@ -21,7 +21,9 @@ class ValidationBudget:
         self._is_stopped = False
 
     def stop(self) -> None:
-        """Makes the validation end at its next check. Called when its caller no longer waits."""
+        """Makes the validation end at its next check. Called when the result of the validation is no longer
+        needed.
+        """
         self._is_stopped = True
 
     def check(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 CONTROL_KINDS = frozenset({"switch", "finish", "dsl.emit"})
-"""Kinds that only control the flow. Runtimes do not have to declare them (decision 7)."""
+"""Kinds that only control the flow. Runtimes do not have to declare them."""
 MAX_CYCLES = 5
 
 

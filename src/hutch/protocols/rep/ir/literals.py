@@ -27,8 +27,8 @@ def coerce_literal(text: str, types: Collection[str] | None, *, eager: bool) -> 
     """Decodes the literal in a string, or returns the string.
 
     `types` are the allowed JSON Schema types, None for all. With `eager`, any text that is a literal is
-    decoded. That is needed for the public compiler, which quotes strings. Without `eager`, the text stays a
-    string if a string is allowed.
+    decoded. Flows of the public compiler need this, because the compiler writes string values with quotes
+    inside of the string. Without `eager`, the text stays a string if a string is allowed.
     """
     if not eager and (types is None or "string" in types):
         return text
@@ -49,7 +49,7 @@ def _parse_literal(text: str) -> Any:
         return text
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # warnings about unknown escapes
+            warnings.simplefilter("ignore")  # hides warnings about unknown escapes
             return _to_json(ast.literal_eval(bare))
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return text

@@ -112,8 +112,8 @@ class _EdgeRef(NamedTuple):
 
 
 class _StepsById(dict[str, _StepRef]):
-    """Steps by id, with a suggester for misspelt ids. The limit of the suggester applies to all messages
-    about the flow.
+    """Steps by id, with a suggester for misspelt ids. All messages about the flow share one suggester,
+    because it makes only a limited number of suggestions.
     """
 
     def __init__(self, steps: Iterable[tuple[str, _StepRef]]) -> None:
@@ -128,13 +128,14 @@ def _graph_problems(document: dict[str, Any], budget: ValidationBudget, depth: i
     """
     nodes, raw_edges = _graph_list(document, "nodes"), _graph_list(document, "edges")
     if len(nodes) > schema.MAX_NODES or len(raw_edges) > schema.MAX_EDGES:
-        return  # `shape_problems` reports the number
+        return  # `shape_problems` reports that there are too many
     steps = list(_step_refs(nodes))
     edges = list(_edge_refs(raw_edges))
     yield from schema_problems(document.get("inputs_schema"))
     yield from _duplicate_ids(steps)
     known = _StepsById((step.id, step) for step in reversed(steps))
-    if len(steps) == len(nodes):  # otherwise the name may belong to a step with a wrong shape
+    # Skip this check if a step has a wrong shape, because an edge may name that step.
+    if len(steps) == len(nodes):
         yield from _dangling_edges(edges, known)
     budget.check()
     valid_edges = [edge for edge in edges if edge.source in known and edge.target in known]

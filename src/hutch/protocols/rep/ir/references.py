@@ -63,7 +63,7 @@ _SEGMENT = re.compile(
 _STEP_WORDS = ("step", ".vars")
 _TEMPLATE = re.compile(r"(?P<escape>\$?)\$\{(?P<body>(?:inputs?|steps?)\b[^{}]*)(?P<end>\}?)")
 _ITEM_TEMPLATE = re.compile(r"(?P<escape>\$?)\$\{(?P<body>(?:inputs?|steps?|item|index)\b[^{}]*)(?P<end>\}?)")
-# A reference inside of a longer text.
+# Matches a reference inside of a longer text.
 _INSIDE = re.compile(r"(?<![$\w])\$\{?(?:input|step|\.inputs|\.vars)(?=[.\[])(?:\.[\w-]+|\[[^\]\s]*\])+\}?")
 _ITEM_INSIDE = re.compile(r"(?<![$\w])(?:\$\{(?:item|index)\b[^{}]*\}|\$(?:item|index)(?=[.\[]|$))")
 _MAX_SHOWN_CHARS = 200

@@ -24,9 +24,9 @@ _MAX_TEXT_CHARS = 1_000
 def shape_problems(document: dict[str, Any], error: msgspec.ValidationError) -> Iterator[Problem]:
     """Yields the problems of the shape, or the message of the decoder if the schema finds none.
 
-    The validator collects all problems of a value, each with a copy of the value, before it returns the first
-    problem. To limit these copies, it gets the head of the flow, every step and every edge separately, and
-    without the contents of their fields.
+    The validator collects all problems of a value before it returns the first one, and each problem contains
+    a copy of the value. To keep these copies small, this function validates the head of the flow, every step
+    and every edge separately, and leaves out the contents of their fields.
     """
     has_problems = False
     for problem in _problems(document):
@@ -92,8 +92,8 @@ def _head(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _outline(value: Any, kind: type[msgspec.Struct]) -> Any:
-    """Returns the fields of a struct without their content. Unknown fields are included only if they are
-    forbidden.
+    """Returns the fields of a struct without their content. Includes unknown fields only if the struct
+    forbids them, because only then are they problems.
     """
     if not isinstance(value, dict):
         return _empty(value)
@@ -106,7 +106,7 @@ def _outline(value: Any, kind: type[msgspec.Struct]) -> Any:
 
 
 def _empty(value: Any) -> Any:
-    """Returns an empty value of the same type. Strings are shortened instead."""
+    """Empties an object or a list, and shortens a string. Returns other values unchanged."""
     if isinstance(value, dict):
         return {}
     return [] if isinstance(value, list) else value[:_MAX_TEXT_CHARS] if isinstance(value, str) else value

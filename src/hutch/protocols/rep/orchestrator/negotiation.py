@@ -71,9 +71,8 @@ def _problems(answer: Any) -> list[str]:
 
 
 def check_step_kinds(flow: Flow, supported: RuntimeCapabilities, engine: str) -> None:
-    """Checks that the runtime supports all step kinds of a flow. Control kinds are exempt (decision 7).
-
-    Raises UnsuitableRuntime.
+    """Checks that the runtime supports all step kinds of a flow, except control kinds, which runtimes do not
+    have to declare. Raises UnsuitableRuntime.
     """
     missing = sorted(set(flow.step_kinds()).difference(supported.step_kinds))
     if not missing:

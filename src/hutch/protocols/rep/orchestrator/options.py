@@ -71,7 +71,7 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
             "flow": self.flow,
             "runtime": {"engine": self.engine, "version": self.runtime_version},
             "state": self.state,
-            "status": self.status,  # the former name, until 0.3
+            "status": self.status,  # former name of `state`, until version 0.3
             "exit_code": self.exit_code,
             "cancelled": self.cancelled,
             "duration_ms": round(self.seconds * 1000),

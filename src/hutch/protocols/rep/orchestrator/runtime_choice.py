@@ -14,7 +14,7 @@ from hutch.protocols.rep.ir.source import project
 from hutch.protocols.rep.jsonrpc import UNSUPPORTED_KIND, rep_error
 
 BUILTIN = "hutch"
-# Programs that run other programs. The runtime's name is then taken from the next argument.
+# Matches programs that run other programs. For these, the runtime's name is taken from the next argument.
 _INTERPRETERS = re.compile(r"(python|node|deno|bun|ruby|perl|bash|sh|env|java)[0-9.]*")
 
 

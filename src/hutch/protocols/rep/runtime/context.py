@@ -64,7 +64,7 @@ class RunContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunQuota:
-    """Remaining quota of a run. Steps that start after the quota is used up fail."""
+    """Remaining quota of a run. When the quota is used up, every further step fails at its start."""
 
     def __init__(self) -> None:
         self._bytes_left = MAX_RUN_BYTES

@@ -84,7 +84,7 @@ class StoreJournals:
         """Opens the journal of a new run, or of an unfinished run to resume it.
 
         A run that has ended is not resumed, unless it failed and `options.resume` is true. Raises NotRunnable
-        if the run belongs to another owner or flow, or is executed by another process.
+        if the stored run has another owner, flow or inputs, or if another process executes it.
         """
         try:
             store = await self._open_store()
@@ -237,7 +237,8 @@ class RunJournal:
             if self._log_bytes > MAX_LOG_BYTES:
                 note = {"level": "warning", "message": "further logs are not stored: there are too many"}
                 body = to_json({**event, **note})
-        # The type may contain any characters, because extension kinds choose their own event types.
+        # Replace characters that the database cannot store. Extension kinds choose their own event types,
+        # which may contain any characters.
         kind = replace_unstorable(event["type"])
         if kind == RECORD_KIND:
             kind = "event"

@@ -138,7 +138,8 @@ class RuntimeRun:
         return RunSummary(completed_steps=0, failed_steps=0, skipped_steps=0, total_steps=total, error=error)
 
     async def _run(self) -> None:
-        # Set the key, because it may determine the level at which the executions of steps are recorded.
+        # Set the id of the API key, because the level at which the executions of steps are recorded may
+        # depend on the key.
         caller_key.set(self._options.get("key"))
         try:
             with flow_span(self._flow.name, self.context, self._options) as span:

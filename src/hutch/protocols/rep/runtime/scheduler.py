@@ -353,7 +353,7 @@ class FlowRun:
     def _run_outputs(self) -> tuple[Any, dict[str, Any] | None]:
         """Returns the outputs of a successful run, or an error if the outputs are too large."""
         if self._loop is not None:
-            # Do not check the size here, because the `for_each` step checks it.
+            # Do not check the size here. It is checked as the size of the output of the `for_each` step.
             return [self.outputs[id] for id in self.flow.nodes], None
         outputs = self._finish_outputs()
         if outputs is None:

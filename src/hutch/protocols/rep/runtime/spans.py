@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class FlowOutcome:
-    """Outcome of a flow run, which is set before its span ends."""
+    """Outcome of a flow run. It is set before the span of the run ends."""
 
     summary: RunSummary | None = None
 
 
 class StepOutcome:
-    """Outcome of an attempt at a step, which is set before its span ends."""
+    """Outcome of an attempt at a step. It is set before the span of the attempt ends."""
 
     failed = True
 

@@ -169,7 +169,8 @@ class StepAttempt:
             run=run,
             node=node,
         )
-        # The variable is set for this attempt only, because each attempt has its own task.
+        # Do not reset the variable. Each attempt has its own task, so the variable is set for this attempt
+        # only.
         parent_run.set(run.context.run_id)
         limit = asyncio.timeout(seconds)
         try:

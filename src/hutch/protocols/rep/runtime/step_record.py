@@ -19,8 +19,8 @@ MAX_DEPTH = 12
 MAX_SECRETS = 16
 MAX_SEARCHED = 2_000
 """Number of values of an input that are searched for secrets."""
-# Number of characters of a text that are redacted. The text is cut to MAX_TEXT_CHARS only afterwards, so that
-# it never ends with the first half of a secret.
+# Number of characters of a text that are searched for secrets. A text is cut to MAX_TEXT_CHARS only after the
+# search, because cutting first could leave half of a secret, which would not be recognised.
 _REDACTED_CHARS = MAX_TEXT_CHARS + 4_096
 _SECRET_NAME = re.compile(
     r"(?:authorization|cookie|passw(?:or)?d|passphrase|secret|token|api[-_]?key|access[-_]?key"

@@ -113,7 +113,7 @@ async def _final_event(journal: JournalTable, run: FlowRunHead) -> bytes:
     final_fields = {
         "run_id": head.run_id,
         "state": lease.run_state(head),
-        "status": head.status,  # the former name, until 0.3
+        "status": head.status,  # former name of `state`, until version 0.3
         "outcome": head.outcome,
         "summary": summary,
     }

@@ -34,7 +34,7 @@ def scopes_for(kinds: Iterable[str]) -> list[str]:
 
 
 class FlowCaller(Protocol):
-    """The sender of a request, now or when it was queued."""
+    """The user who starts a flow: the sender of the current request, or of a request that was queued."""
 
     @property
     def owner(self) -> str: ...

@@ -84,7 +84,7 @@ def run_head(run: FlowRunHead) -> dict[str, Any]:
         "flow": run.flow,
         "version": run.version,
         "state": lease.run_state(run),
-        "status": run.status,  # the former name, until 0.3
+        "status": run.status,  # former name of `state`, until version 0.3
         "outcome": run.outcome,
         "created_at": run.created_at,
         "started_at": run.started_at,

@@ -294,9 +294,9 @@ class FlowSupervisor:
                     lost = lost + 1 if steps == before else 1
                     await asyncio.sleep(RESTART_SECONDS * 2 ** (lost - 1))
         except VaultError as error:
-            # Let sweeps skip this run for a while, because they would fail too. A user's request to resume
-            # the run is still tried. Drop pending decisions, because they would trigger an immediate retry.
-            # The steps ask again when the run can be decrypted.
+            # Let sweeps skip this run for a while, because they could not decrypt it either. A user's request
+            # to resume the run is still tried. Drop pending decisions, because they would trigger an
+            # immediate retry. The steps ask again when the run can be decrypted.
             self._unreadable[run_id] = monotonic() + UNREADABLE_SECONDS
             supervised.decisions.clear()
             logger.error("run %s cannot be resumed: %s", run_id, error)
@@ -304,7 +304,7 @@ class FlowSupervisor:
             # Only log the error, because the next sweep tries again.
             logger.error("run %s cannot be resumed: %s", run_id, error)
         except Exception as error:
-            # End the run, because every sweep would fail too.
+            # End the run, because the same unexpected error would probably occur in every sweep.
             logger.exception("run %s cannot be resumed", run_id)
             await self._abort(run_id, rep_error(PANIC, "The server failed.", cause=type(error).__name__))
 
@@ -408,7 +408,9 @@ class FlowSupervisor:
         return await journal.finish(run, record, json.dumps(summary.wire), at)
 
     async def _stored(self, run_id: str) -> FlowRunRow | None:
-        """Returns a run, or None if it cannot be decrypted, so that it can still be ended."""
+        """Returns a run. Returns None if the run cannot be decrypted, because callers can end such a run
+        without its content.
+        """
         try:
             return await (await self.store()).journal.get(run_id)
         except VaultError:

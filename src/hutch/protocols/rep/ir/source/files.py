@@ -25,8 +25,8 @@ def load_document(path: Path) -> Any:
 def load_text(path: Path) -> str:
     """Reads a file. Raises InvalidFlow."""
     try:
-        # Limit the bytes that are read instead of the file size, because /dev/zero has neither a size nor an
-        # end.
+        # Limit the number of bytes read. Checking the size of the file is not enough, because /dev/zero has
+        # neither a size nor an end.
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
     except OSError as error:
@@ -72,6 +72,6 @@ def _locate_error(text: str, error: Exception) -> str:
         return f"line {located.lineno}, column {located.colno}: {located.msg}"
     except RecursionError:
         return "nested too deeply"
-    except ValueError:  # an integer with thousands of digits
+    except ValueError:  # raised for an integer with thousands of digits
         return "a number is out of range"
     return cut(str(error), 300)

@@ -66,7 +66,7 @@ class FlowManifest:
         if entry.policyRef is not None and entry.policyRef != flow.constants["policyRef"]:
             actual = describe_value(flow.constants["policyRef"])
             yield Problem(path_of("policyRef"), f"{entry.ir_path} has {actual}; {remedy}")
-        # Ignore control kinds, because runtimes do not have to declare them (decision 7).
+        # Ignore control kinds, because runtimes do not have to declare them.
         if set(entry.step_kinds) - CONTROL_KINDS != set(flow.step_kinds()):
             kinds = ", ".join(flow.step_kinds()) or "none"
             yield Problem(path_of("step_kinds"), f"{entry.ir_path} has {kinds}; {remedy}")

@@ -178,9 +178,9 @@ def bind(
 ) -> ProjectRuntime:
     """Binds a project to a runtime: writes the project file or replaces its section `runtime`.
 
-    If the engine stays the same, an omitted language or program is kept. Otherwise the default language is
-    the one that the engine is named after, or Python. Plugins default to the runtime's language, as the
-    specification requires. Raises SettingError and ConfigError.
+    If the engine stays the same, an omitted language or program keeps its previous value. Otherwise an
+    omitted language is derived from the engine's name, or else it is Python. Plugins default to the runtime's
+    language, as the specification requires. Raises SettingError and ConfigError.
     """
     check_engine(engine)
     file = folder / FILE

@@ -21,7 +21,7 @@ from hutch.protocols.rep.ir.source.files import decode_document, load_text
 if TYPE_CHECKING:
     from hutch.protocols.rep.ir.source.source_map import SourceMap
 
-# Finding the lines of a larger text takes seconds.
+# Problems in a larger text get no line numbers, because finding the lines would take seconds.
 _MAX_LINE_TEXT = 256 * 1024
 _STEP_PATH = re.compile(r"(?P<list>graph\.nodes|steps)\[(?P<number>\d{1,6})\].*", re.S)
 _LAST_SEGMENT = re.compile(r'(?:\.?[^.\[\]]+|\[(?:\d+|"(?:[^"\\]|\\.)*")\])\Z')
@@ -91,7 +91,7 @@ class FlowSource:
         return self._at_source(msgspec.structs.replace(problem, path=path))
 
     def _at_source(self, problem: Problem) -> Problem:
-        """Adds the line and the step to a problem. Its path must be a path in the source."""
+        """Adds the line and the step to a problem. The problem's path must be a path in the source."""
         return msgspec.structs.replace(
             problem,
             line=problem.line or self._line(problem.path),
@@ -111,7 +111,9 @@ class FlowSource:
         return step_id if isinstance(step_id, str) else None
 
     def _line(self, path: str) -> int | None:
-        """Returns the line of a value, or of the innermost value around it that exists."""
+        """Returns the line of the value at a path. If there is no such value, returns the line of the
+        innermost existing value that would contain it.
+        """
         if self._lines is None:
             self._lines = {}
             if self._text and len(self._text) <= _MAX_LINE_TEXT:

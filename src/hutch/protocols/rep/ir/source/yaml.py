@@ -49,7 +49,7 @@ for _tag, _pattern, _first in (
 def decode_yaml(text: str, check: Callable[[], None] = lambda: None) -> Any:
     """Decodes one document. Raises InvalidYaml.
 
-    Calls `check` repeatedly, which may raise an exception to stop the decoding.
+    Calls `check` repeatedly. `check` may raise an exception to stop the decoding.
     """
     try:
         _check_yaml_events(text, check)

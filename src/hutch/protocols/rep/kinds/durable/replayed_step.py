@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 async def can_store(services: StepServices) -> bool:
-    """Returns True if there is a store. Without a store, the flow cannot be resumed either."""
+    """Returns True if there is a store for recorded calls. Without a store, there is no journal either, so
+    the flow cannot be resumed and recorded calls would not be used.
+    """
     try:
         await services.store()
     except HutchError:
