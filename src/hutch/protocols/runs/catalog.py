@@ -35,7 +35,7 @@ ActiveRuns = Callable[[], Mapping[str, tuple[Execution, RunHandle]]]
 
 
 class Visibility(msgspec.Struct, frozen=True):
-    """Restricts the runs that a caller may see. None means no restriction."""
+    """Restricts the runs that a caller may see. A field that is None restricts nothing."""
 
     owner: str | None = None
     protocols: tuple[str, ...] | None = None
@@ -134,7 +134,7 @@ class RunCatalog:
             # Let other tasks run, because decoding the details of a run with many calls (60 KB) takes time.
             await slices.pause()
             if row.outcome == "retrying":
-                continue  # the run is listed as a queued run
+                continue  # the list of queued runs contains this run
             entry = ended_entry(row, msgspec.json.decode(row.details))
             key = (row.created_at if sort == "created" else row.duration_ms), row.run_id
             entries.append((key, entry))

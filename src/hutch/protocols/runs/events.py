@@ -87,8 +87,8 @@ class TooManyFollowers(Exception):
 class LiveEvents(EventBuffer):
     """Numbered events of a run, encoded. Attached to the run until `detach`, or until the run ends."""
 
-    # Cache with one entry, because all followers of a run encode the same event: the event, whether its
-    # values are shown, and its JSON text.
+    # Cache of the last encoded event, because all followers of a run encode the same event. Contains the
+    # event, whether its values are shown, and its JSON text.
     _encoded: ClassVar[tuple[RunEvent, bool, bytes] | None] = None
 
     def __init__(self, run: RunHandle | None, detail: Mapping[str, Any], after: int, offset: int = 0) -> None:

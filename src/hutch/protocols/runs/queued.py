@@ -191,8 +191,9 @@ class _Position:
         self._generation: int | None = None
 
     def move_to(self, generation: int) -> None:
-        """Computes `after` and `offset`. A restarted run has new events, whose numbers continue. Its first
-        event, `queued`, is not repeated.
+        """Computes `after` and `offset` for one start of the run. The events of a restarted run continue the
+        numbers of the start before. Its first event, `queued`, is skipped, because the follower has it
+        already.
         """
         if self._generation not in (None, generation):
             self.offset, self.after = self.number - 1, 1
@@ -214,7 +215,7 @@ async def _remote_events(
             events = await follower.next(seconds)
             if events is not None:
                 if events.part == 0 and has_events:
-                    return  # another server has the run now, and its events may be numbered anew
+                    return  # another server executes the run now and may number its events anew
                 has_events = True
                 position.number = max(position.number, events.number)
                 yield events
@@ -225,7 +226,8 @@ async def _remote_events(
                 if now is None or (now.state, now.generation) != ("running", row.generation):
                     if not has_events or (now is not None and now.is_open):
                         return
-                    # The server stores the last events just after it has stored the end.
+                    # Wait for the last events, because the other server stores them just after the end of the
+                    # run.
                     seconds = LAST_EVENTS_SECONDS
     finally:
         queue.remote_events.leave(follower)

@@ -47,7 +47,7 @@ class ReplayRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def replay_modes(row: RunRow, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the replay modes that are possible, and the reason if one of them is not possible."""
+    """Returns for each replay mode whether it is possible, and the reason if a mode is not possible."""
     reasons = {mode: _obstacle(row, content, mode) for mode in ("same", "recorded")}
     return {
         **{mode: reason is None for mode, reason in reasons.items()},
@@ -85,7 +85,7 @@ def _obstacle(row: RunRow, content: Mapping[str, Any], mode: str) -> str | None:
 
 
 def uses_server_tools(row: RunRow, content: Mapping[str, Any]) -> bool:
-    """Returns True if the run used tools of the server. Only these can be called again."""
+    """Returns True if the run used tools of the server. A replay can call only these tools again."""
     return row.protocol == GATEWAY_PROTOCOL or bool(content.get("server_tools"))
 
 
