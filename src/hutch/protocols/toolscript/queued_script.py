@@ -33,8 +33,8 @@ class QueuedScript:
     kind = "script"
     protocol = PROTOCOL
     is_repeatable = False
-    # Assume effects from the start of a script, because its tool calls bypass the session, which would report
-    # them.
+    # Assume that a script has effects from its start. Its tool calls do not pass through the session, which
+    # reports the effects of other runs.
     has_hidden_effects = True
 
     def __init__(

@@ -211,7 +211,7 @@ class Checker:
                 if check.is_allowed_outside_tools(problem):
                     allowed.add(location(problem))
         if allowed:
-            # Keep only problems that remain if all tools have the type `any`, because these are not about
+            # Allow only problems that remain if all tools have the type `any`. The other problems are about
             # tools.
             allowed.intersection_update(map(location, await self._problems(files, ANY_TOOLS)))
         return [problem for problem in kept if location(problem) not in allowed]

@@ -30,8 +30,8 @@ _TOOLS_TYPES = ("Tools", "tools")
 
 
 def explain_language(code: str, error: InvalidScript) -> InvalidScript:
-    """Replaces all problems by one problem with a hint if the script is Python, because the
-    others do not help.
+    """If the script is Python, replaces all problems by one problem with a hint, because the messages of the
+    TypeScript compiler do not help.
     """
     for problem in error.problems[:MAX_SHOWN]:
         if hint := python_hint(code, problem.message):

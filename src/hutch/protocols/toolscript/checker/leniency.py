@@ -19,7 +19,8 @@ export declare const tools: any;
 export declare class ToolError extends Error { server: string; tool: string; details: any }
 """
 
-# Codes about implicit `any`, except 7027 to 7030, which are about code that has no effect.
+# Codes of problems with an implicit `any`. Codes 7027 to 7030 are left out, because they are about other
+# problems, such as unreachable code.
 _IMPLICIT_ANY = frozenset({*range(7005, 7027), *range(7031, 7058), 2683})
 _UNKNOWN_VALUE = frozenset({2571, 18046})
 _POSSIBLY_NULL = frozenset({2531, 2532, 2533, 2721, 2722, 2723, 18047, 18048, 18049})
@@ -27,10 +28,11 @@ _UNINITIALIZED_PROPERTY = 2564
 _ALWAYS_ALLOWED = _IMPLICIT_ANY | _UNKNOWN_VALUE | _POSSIBLY_NULL | {_UNINITIALIZED_PROPERTY}
 _IMPLICIT_ANY_ELEMENT = 7053
 _WRONG_ARGUMENT = 2345
-# A value has another type than expected, or lacks properties.
+# Codes for a value that has another type than expected, or lacks properties.
 _NOT_ASSIGNABLE = frozenset({2322, 2739, 2740, 2741, _WRONG_ARGUMENT})
 _NO_PROPERTY = frozenset({2339, 2551})
-# Wrong number of arguments, no matching overload, or an operand that is not a number, as in `date - date`.
+# Codes for a wrong number of arguments, no matching overload, or an operand that is not a number, as in `date
+# - date`.
 _ALLOWED_OUTSIDE_TOOLS = frozenset({2362, 2363, 2365, 2554, 2555, 2556, 2769})
 
 _OF_UNKNOWN = re.compile(
@@ -59,8 +61,8 @@ _CONTEXT_CHARS = 200
 # thousand problems and be a single long line.
 _CLASS = re.compile(rf"\bclass\s+({_NAME})")
 _DECLARED = re.compile(rf"\b(?:function\*?|class|const|let|var)\s+({_NAME})")
-# The variables in `let a = 1, b;`, up to the end of the statement or of the line. If the line ends with a
-# comma, includes the next line.
+# Matches the variables in `let a = 1, b;`, up to the end of the statement or of the line. If the line ends
+# with a comma, also matches the next line.
 _DECLARATIONS = re.compile(r"\b(?:let|var)\s+((?:[^;\n]|(?<=,)\n)*)")
 _UNTYPED = re.compile(rf"(?:^|,|\b(?:let|var)\s)\s*({_NAME})\s*(?=[=;,]|$)")
 # Matches an object that gets its properties later, as in `const args = {}; args.path = "x"`.

@@ -60,8 +60,8 @@ _STRING_OR_COMMENT = re.compile(
 _INDENTATION = re.compile(r"[ \t]*\n\s*")
 # Declarations of names that Deno takes from its bundled Node types, which the native compiler cannot read.
 # Node modules and timers have the type `any`, because a timer is a number in the web API and an object in
-# Node. Timer functions have two overloads each, because a void argument may only be omitted if no other
-# arguments are expected.
+# Node. Each timer function has two overloads, because TypeScript lets callers omit a void argument only if no
+# other arguments are expected.
 NODE_TYPES = """
 declare module "node:*";
 declare namespace NodeJS { type Timeout = any; }

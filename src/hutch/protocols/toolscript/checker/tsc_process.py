@@ -236,7 +236,7 @@ class TscProcess:
 
     async def tool_type(self, name: str, text: SourceText, index: int) -> str | None:
         """Returns the type of the name at a position. Returns None if the module "toolscript" does not
-        declare it.
+        declare that type.
         """
         position = {"file": self._path(name), "position": text.units(index)}
         symbol = await self._query("getSymbolAtPosition", _Symbol | None, **position)
@@ -345,8 +345,8 @@ class TscProcess:
     def _file_callback(self, message: _RpcMessage) -> Any:
         """Answers a file system request of the compiler.
 
-        The answer None means that the compiler reads the file itself. The jail contains only the compiler's
-        own files.
+        With the answer None, the compiler reads the file itself. It can read only its own files, because the
+        jail contains no others.
         """
         path = posixpath.normpath(str(message.params))
         if path.startswith((f"{self._compiler_root}/", "/lib.d.ts")):

@@ -30,7 +30,9 @@ class ListedTool(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def shown_name(self) -> str:
-        """The function in scripts. Other gateways report only the qualified name."""
+        """Name of the tool's function in scripts, or the qualified name if the gateway reports no name for
+        scripts.
+        """
         return self.script_name or self.name
 
     @property

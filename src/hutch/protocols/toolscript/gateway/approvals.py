@@ -21,7 +21,8 @@ from hutch.session.large_json import encode_large_value
 from hutch.text import now_rfc3339, printable
 
 logger = logging.getLogger("hutch.toolscript")
-# Logged at every level except `error`, because decisions on calls that wait in memory are not stored.
+# Log of decisions. It is written at every log level except `error`, because decisions on calls that wait in
+# memory are stored nowhere else.
 decisions = logging.getLogger("hutch.approvals")
 
 T = TypeVar("T")
@@ -234,8 +235,9 @@ class Approvals:
             self._notify(outcome, approval)
 
     async def wait_for_input(self, server: str, tool: str, run: str | None, answer: Awaitable[T]) -> T:
-        """Waits until a person answers a question of a tool, as long as for a decision. Meanwhile, the time
-        limit of the run is paused. Raises UpstreamError if the person does not answer.
+        """Waits until a person answers a question of a tool. The time limit is the same as for a decision on
+        a call. Meanwhile, the time limit of the run is paused. Raises UpstreamError if the person does not
+        answer.
         """
         wait = None if run is None else self._wait_of(run)
         with self._waiting(run, wait, f"{server}__{tool}"):

@@ -14,7 +14,8 @@ from hutch.session.json_value import well_formed
 # Maximum length of a script name, because servers may use names of any length.
 MAX_NAME = 100
 
-# Properties that JavaScript looks up implicitly. Awaiting a namespace must not call a tool named `then`.
+# Names that tools and servers do not get in scripts, because JavaScript looks up these properties implicitly.
+# For example, awaiting a namespace must not call a tool named `then`.
 _LOOKED_UP_WORDS = """
     constructor hasOwnProperty isPrototypeOf propertyIsEnumerable prototype then toJSON toLocaleString
     toString valueOf
@@ -80,10 +81,10 @@ class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CatalogCollision(NamedTuple):
-    """Original names that would become the same script name `name`, and the script names that they got
+    """Several original names for which the script name would be `name`, and the script names that they got
     instead.
 
-    These are the names of tools of `server`, or the names of servers if `server` is None.
+    The original names are names of tools of `server`, or names of servers if `server` is None.
     """
 
     server: str | None
@@ -212,7 +213,7 @@ def _is_idempotent(annotations: Mapping[str, Any] | None) -> bool:
 
 
 class NameCollision(NamedTuple):
-    """Original names that would become the same script name `name`, and the script names that they got
+    """Several original names for which the script name would be `name`, and the script names that they got
     instead.
     """
 

@@ -188,8 +188,8 @@ class Gateway:
     async def keep_indexed(self) -> None:
         """Builds the search index now and after every change of the tools, until cancelled.
 
-        Only servers call this. Elsewhere the index is built on the first search, because most scripts do not
-        search.
+        Only `hutch serve` and `hutch mcp` use this. Other commands build the index on the first search,
+        because most scripts do not search.
         """
         changed = asyncio.Event()
         self.on_change.append(changed.set)

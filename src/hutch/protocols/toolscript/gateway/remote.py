@@ -26,7 +26,7 @@ logger = logging.getLogger("hutch.toolscript")
 
 # Prefix that the gateway adds to the run ids of other processes.
 _REMOTE_PREFIX = "remote:"
-# Poll interval for waiting approvals. Most calls finish earlier.
+# Interval for polling the waiting approvals. Most calls finish before the first poll.
 POLL_SECONDS = 0.5
 
 # Headers that belong to a connection, not to the message.
@@ -54,9 +54,9 @@ class RemoteGateway:
     ) -> None:
         """`ask` asks a person about calls that wait for an approval.
 
-        `pause_timeout` gets the id of a run and the name of the tool when one of its calls starts to wait for
-        an approval, `resume_timeout` gets the id when the wait ends. Raises InvalidExecution if `url` is not
-        valid.
+        `pause_timeout` gets the id of a run and the name of the tool when a call of the run starts to wait
+        for an approval. `resume_timeout` gets the id when no call of the run waits any more. Raises
+        InvalidExecution if `url` is not valid.
         """
         self._url = url.rstrip("/")
         self._token = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
@@ -76,7 +76,7 @@ class RemoteGateway:
 
     @contextlib.contextmanager
     def record_calls(self, run_id: str) -> Iterator[CallLog]:
-        """Yields an empty log, because only the other process sees the calls."""
+        """Yields an empty log, because only the process of the gateway sees the calls."""
         calls = self._call_logs[run_id] = CallLog()
         try:
             yield calls
@@ -84,7 +84,7 @@ class RemoteGateway:
             del self._call_logs[run_id]
 
     def open_calls(self, run_id: str) -> list[str]:
-        """Returns an empty list, because only the other process sees the calls."""
+        """Returns an empty list, because only the process of the gateway sees the calls."""
         return []
 
     async def declarations(self) -> str:

@@ -42,7 +42,8 @@ from hutch.protocols.toolscript.gateway.schemas import (
 from hutch.settings import Settings
 
 PROTOCOL = "toolscript"
-# Prefix of run ids from other processes. Any client with the token can choose these ids.
+# Prefix of run ids that clients send. Any client with the token can choose such an id, and the prefix keeps
+# it different from the ids of this server's own runs.
 REMOTE_PREFIX = "remote:"
 # Interval at which an event stream checks for a shutdown.
 _DRAIN_POLL_SECONDS = 1.0

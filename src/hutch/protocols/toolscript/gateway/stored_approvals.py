@@ -212,7 +212,8 @@ class StoredApprovals:
 
     def _add(self, run_id: str, owner: str, call_id: str, question: str) -> None:
         if call_id in self._asked:
-            # The question was asked before the run was continued with the result of another call.
+            # Do not ask again. The question was asked before the run was continued with the result of another
+            # call.
             return
         asked = msgspec.json.decode(question, type=StoredQuestion)
         task = asyncio.get_running_loop().create_task(self._decide(run_id, owner, call_id, asked))

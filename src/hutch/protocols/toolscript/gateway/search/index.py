@@ -40,7 +40,7 @@ MAX_CORRECTED_CHARS = 40
 MAX_CORRECTIONS = 3
 MAX_PREFIX_READINGS = 20
 # Number of (tool, word) pairs that a query may examine: 20,000 take about 5 ms. Only long queries in catalogs
-# with thousands of tools reach it. The most common words are then ignored.
+# with thousands of tools exceed this limit. The most common words of such a query are ignored.
 MAX_EXAMINED_PAIRS = 20_000
 MAX_CANDIDATES = 200
 
@@ -63,7 +63,7 @@ _FIRST_WORD_WEIGHT = 1.2
 # Weight of query words that no tool contains. It is below 1, so that a query in prose still finds tools.
 _UNKNOWN_WORD_WEIGHT = 0.4
 # Exponent for the rarity of a word. It is below 1, because a tool that matches one rare word is often worse
-# than one that matches two common words.
+# than a tool that matches two common words.
 _RARITY_EXPONENT = 0.7
 # From 0 to 1. With 0, the strength of a match is absolute. With 1, it is relative to the best match of the
 # same word.
@@ -77,7 +77,7 @@ _NAME_COVERAGE_WEIGHT = 0.2
 _CHANGING_WEIGHT = 0.85
 _DEPRECATION_WEIGHT = 0.6
 
-# Longer words are treated as a prefix only if no tool contains the whole word.
+# A word that is longer than this and occurs in a tool is not treated as a prefix of other words.
 _MAX_ABBREVIATION_CHARS = 4
 _MIN_SIMILARITY = 0.78
 _MIN_NAME_SIMILARITY = 0.8

@@ -153,8 +153,8 @@ def stem(word: str) -> str:
 
 
 def _synonyms() -> dict[str, dict[str, str]]:
-    """Returns the synonyms of each stem: a mapping of the synonym's stem to the synonym as a word, which is
-    shown as a reason in results.
+    """Returns the synonyms of each stem, as a mapping from the stem of a synonym to the synonym itself.
+    Search results show the synonym as the reason for a match.
     """
     synonyms: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for group in synonym_groups():
