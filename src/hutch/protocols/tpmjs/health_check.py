@@ -60,7 +60,7 @@ def read_health_check(package: Package, name: str) -> tuple[HealthCheck | None, 
     if declared is None:
         return None, None
     try:
-        encode_value(declared)  # fails if it is nested too deeply for a response
+        encode_value(declared)  # raises NotJsonSafe if it is nested too deeply for a response
         return msgspec.convert(declared, HealthCheck), None
     except (msgspec.ValidationError, NotJsonSafe) as error:
         return None, f"package.json: healthCheck of {name}: {error}"

@@ -48,7 +48,7 @@ def problems_of(schema: str, params: dict[str, Any]) -> list[str]:
 def _is_valid(validator: Any, params: dict[str, Any]) -> bool:
     try:
         return bool(validator.is_valid(params))
-    except ValueError:  # a lone surrogate, or a number out of range
+    except ValueError:  # raised for a lone surrogate, or a number out of range
         return False
 
 

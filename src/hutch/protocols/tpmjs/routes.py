@@ -60,7 +60,7 @@ def routes(
     deno_version: str,
     queue: RunQueue | None = None,
 ) -> list[BaseRoute]:
-    """`queue` executes asynchronous calls. None on a server without a store."""
+    """`queue` executes asynchronous calls. It is None on a server without a store."""
     handlers = TpmjsHandlers(tools, access, settings, queue)
 
     def post(path: str, handler: Handler) -> BaseRoute:
