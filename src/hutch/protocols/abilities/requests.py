@@ -64,8 +64,8 @@ _CREDENTIAL_FIELDS = ("domain", "credentialType", "credentialKey", "value", "enc
 
 
 def parse_credential(body: dict[str, Any]) -> CredentialBody:
-    """Parses the body of a credential. Raises ApiError with the problems. They never contain the credential's
-    value.
+    """Parses the body of a credential. Raises ApiError with the problems. The problems never contain the
+    credential's value.
     """
     problems = ProblemList(_invalid_request)
     for field in _CREDENTIAL_FIELDS:

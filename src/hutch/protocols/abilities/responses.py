@@ -48,8 +48,8 @@ def execution_error_response(error: ApiError) -> Response:
 
 
 def error_response(error: ApiError) -> Response:
-    """Builds the error response of routes other than executions, in the format that most of Hutch's routes
-    use.
+    """Builds the error response of all routes except the route that executes abilities. Most of Hutch's
+    routes use this format.
     """
     kind = ABILITY_ERRORS[error.kind]
     body = {"code": kind.code, "message": error.message, **_more_fields(error)}

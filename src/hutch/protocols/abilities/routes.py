@@ -39,7 +39,9 @@ logger = logging.getLogger("hutch.abilities")
 
 
 class AbilityServices(Protocol):
-    """Storage, vault and executor. Each is opened on first use, which may raise StoreError or VaultError."""
+    """Storage, vault and executor. Each is opened on first use. Opening it may raise StoreError or
+    VaultError.
+    """
 
     @property
     def settings(self) -> Settings: ...

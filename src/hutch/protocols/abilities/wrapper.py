@@ -117,9 +117,9 @@ async def run_wrapper(
 ) -> WrapperOutcome:
     """Calls `wrapper(payload, options)` in the sandbox. `redactor` replaces secrets in the record.
 
-    `is_own` is true if the user is the ability's author. Otherwise the record of the run, which the user can
-    read, contains neither the wrapper's code nor values that come from it. Raises HutchError if the execution
-    cannot start.
+    `is_own` is true if the user is the ability's author. Otherwise the record of the run contains neither the
+    wrapper's code nor values from this code, because the user can read the record. Raises HutchError if the
+    execution cannot start.
     """
     settings = ability_run.kernel.settings
     arguments = encode_decoded_value({"payload": params, "options": _OPTIONS}).decode()
@@ -177,8 +177,8 @@ def _failure_of(
 
 
 def hide_literals(message: str, wrapper_code: str) -> str:
-    """Removes quotations of the wrapper's code from an error message. Leaves messages that the wrapper's
-    author wrote unchanged.
+    """Removes quotations of the wrapper's code from an error message. Does not change messages that the
+    wrapper's author wrote.
 
     Finds a quoting message also inside of a longer message, because a wrapper may add text to an error that
     it catches.

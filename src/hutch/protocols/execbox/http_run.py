@@ -47,8 +47,8 @@ PATH = "/run"
 MAX_LABEL_CHARS = 200
 
 ProvideTools = Callable[[], Awaitable[tuple[Sequence[Provider], Mapping[str, str]]]]
-"""Returns the tools of the MCP servers, and the MCP servers that are not connected, by name. The reasons why
-they are not connected are left out.
+"""Returns the tools of the MCP servers, and a mapping with the names of the servers that are not connected.
+The values of the mapping are empty, because only the operator may see the reasons.
 """
 Run = Callable[[Execution, RunHandle], Awaitable[Result]]
 """Runs an execution to its end."""
@@ -121,7 +121,7 @@ class RunHandler:
         run = RunHandle(record_level=self.record_level(body.record))
         headers = {RUN_ID_HEADER: run.id}
         if _wants_events(context.request):
-            # Errors before the run starts get their own status, because the stream has not begun yet.
+            # Build the execution before the stream begins, so that an error gets its own HTTP status.
             execution = await self.execution(context.caller, body)
             stream = event_stream(self._events(execution, run, execute))
             stream.headers.update(headers)
