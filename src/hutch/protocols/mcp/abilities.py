@@ -43,9 +43,8 @@ class AbilityTools:
     async def page(
         self, caller: Identity, after: str, taken: Collection[str]
     ) -> tuple[list[Tool], str | None]:
-        """Returns the tools of the abilities after the id `after`, and the last id if there are more pages.
-
-        `taken` are the names of other tools.
+        """Returns the tools of the abilities after the id `after`. If there are more pages, also returns the
+        last id of this page. `taken` are the names of other tools.
         """
         store = await self._services.store()
         abilities, has_more = await store.abilities.page(

@@ -94,7 +94,7 @@ class McpEndpoint:
         manager = await self._manager()
         scope[CALLER] = caller
         if caller.identity is not None:
-            # Tell the SDK the user, so that it rejects requests of other users on the same session.
+            # Pass the user to the SDK, so that the SDK rejects requests of other users on the same session.
             scope["user"] = _authenticated_user(caller.identity)
         share = self._shares.reserve(caller) if _may_open_session(request) else None
         if isinstance(share, Refusal):
@@ -163,7 +163,8 @@ class McpEndpoint:
                     self._closing.set()
                     mcp_server.close()
         finally:
-            # Finish the requests of clients without a session, which the manager does not track.
+            # Finish the requests of clients without a session, because the session manager does not track
+            # them.
             await self._finish_requests()
 
     def _session_manager(self, mcp_server: HutchMcpServer) -> StreamableHTTPSessionManager:
@@ -250,6 +251,7 @@ async def load_sdk() -> None:
 
 def _import_sdk() -> None:
     # Import the module that the MCP client imports first. The SDK has circular imports. If two threads
-    # started with different modules at the same time, one would see a partially initialised module.
+    # started with different modules at the same time, one of the threads would see a partially initialised
+    # module.
     import_module("hutch.mcp_client.connection")
     import_module("hutch.protocols.mcp.server")

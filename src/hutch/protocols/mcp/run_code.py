@@ -88,7 +88,8 @@ class ClientRun:
         self.name: str | None = None
         """Name of the client's user, for the records of decisions."""
         self.questions: Questions | None = None
-        """Questions that the client gets when its request returns. None if the client does not support this.
+        """Questions that the client gets when its request returns. None if the client cannot be asked in this
+        way.
         """
         self.calls = CompletedCalls()
         self._on_call = on_call

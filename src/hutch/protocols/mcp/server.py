@@ -181,8 +181,8 @@ class HutchMcpServer:
     async def call_tool(
         self, context: Context, params: CallToolRequestParams
     ) -> CallToolResult | InputRequiredResult:
-        """Calls a tool. Errors are returned as results, so that the model can read them. Only unknown names
-        are protocol errors.
+        """Calls a tool. Errors are returned as results, so that the model can read them. Only an unknown tool
+        name is a protocol error.
         """
         try:
             with self._counted(), use_context(self._trace_context(context)):
@@ -519,9 +519,9 @@ class _SdkServer(Server[Any]):
             self.add_request_handler("tasks/get", TaskParams, mcp.get_task)
             self.add_request_handler("tasks/update", UpdateTaskParams, mcp.update_task)
             self.add_request_handler("tasks/cancel", TaskParams, mcp.cancel_task)
-        # Remove the SDK's only middleware, which is for OpenTelemetry. Even if Hutch exports no traces, it
-        # would make the client's trace context the current one, and the SDK would pass that on to MCP
-        # servers.
+        # Remove the SDK's only middleware, which is for OpenTelemetry. Even if Hutch exports no traces, this
+        # middleware would make the client's trace context the current one, and the SDK would pass that
+        # context on to MCP servers.
         self.middleware.clear()
         self.middleware.append(InitializeMiddleware(mcp))
         self.middleware.append(RequestStateMiddleware(mcp.state_codec, mcp.owner_of, mcp.state_seconds))

@@ -208,7 +208,7 @@ class SuspendedRunCalls:
                 await ending
 
     async def check_owner(self, run_id: str, owner: str) -> None:
-        """Raises ResumeError if this owner has no such suspended run."""
+        """Raises ResumeError if this owner has no suspended run with this id."""
         try:
             await self._runs.check_owner(run_id, owner)
         except ResumeError as error:
