@@ -1,7 +1,7 @@
 """Layered layout of a flow's steps (after Sugiyama).
 
 Every step is placed one layer below its lowest predecessor. An edge that spans several layers gets a bend in
-each layer between. The label of an edge is a separate item. The items of a layer are ordered by the mean
+each layer in between. The label of an edge is a separate item. The items of a layer are ordered by the mean
 position of their neighbours. Then every item moves as close to its neighbours as the space in its layer
 allows.
 """

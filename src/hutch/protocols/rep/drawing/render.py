@@ -246,10 +246,8 @@ def _tracks(bars: list[_Bar]) -> dict[int, int]:
 
 
 def _upper_first(bars: list[_Bar]) -> list[_Bar]:
-    """Sorts the bars from top to bottom. If a bar has a target directly below the source of another bar, it
-    comes after that other bar.
-
-    Bars in a cycle keep their order.
+    """Sorts the bars from top to bottom. A bar that has a target directly below the source of another bar
+    comes after that other bar. Bars in a cycle keep their order.
     """
     left, ordered = list(bars), []
     while left:

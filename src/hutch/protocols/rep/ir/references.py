@@ -263,8 +263,10 @@ def literal_reference(text: str, *, interpolate: bool) -> str | None:
 
 
 def misplaced_item(text: str) -> str | None:
-    """Returns a reference to the item of a `for_each` in a step that may not use it, or None. Only the inner
-    step of the `for_each` may use it, so call this with texts of other steps.
+    """Returns a reference to the item of a `for_each` in a step that may not use it, or None.
+
+    Only the inner step of the `for_each` may use such a reference, so call this function with texts of other
+    steps.
     """
     match = _ITEM_INSIDE.search(text)
     return None if match is None else shorten(match[0])

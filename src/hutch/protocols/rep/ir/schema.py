@@ -47,8 +47,8 @@ class GraphNode(Struct, rename={"with_": "with"}):
     timeout_ms: Milliseconds
     retry: RetryPolicy
     interpolate: Any = False
-    """True if strings in `with` may contain `${…}`. An extension of Hutch. Other values are ignored, because
-    unknown keys of a node are allowed.
+    """True if strings in `with` may contain `${…}`. An extension of Hutch. Values other than `true` are
+    ignored and not refused, because unknown keys of a node are allowed.
     """
 
 

@@ -142,7 +142,9 @@ async def _read_response(reply: FetchResponse) -> dict[str, Any]:
 
 
 async def _decode_body(data: bytes, content_type: str) -> dict[str, Any]:
-    """Decodes the body as JSON if it is declared and valid, otherwise as text, otherwise as Base64."""
+    """Decodes the body as JSON if its content type is JSON and it is valid JSON, otherwise as text, otherwise
+    as Base64.
+    """
     kind = content_type.partition(";")[0].strip().lower()
     if kind == "application/json" or kind.endswith("+json"):
         try:

@@ -215,8 +215,8 @@ def _may_be(value: Any, expected_schema: Any) -> bool:
 
 
 def _is_template(value: Any) -> bool:
-    """Returns True if the string may consist of one `${…}` reference. It then resolves to a value of any
-    type, while every other template resolves to a string.
+    """Returns True if the string may consist of one `${…}` reference. Such a template resolves to a value of
+    any type, while every other template resolves to a string.
     """
     return isinstance(value, str) and value.startswith("${") and value.endswith("}")
 

@@ -39,7 +39,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     allow_shell: bool = False
     log_json: bool = False
     extra: Mapping[str, Any] = {}
-    """Options of `StartRun` in addition to the specification's three."""
+    """Options of `StartRun` in addition to the three options of the specification."""
 
 
 class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):

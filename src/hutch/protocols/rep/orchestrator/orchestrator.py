@@ -102,8 +102,8 @@ class Orchestrator:
         self._cancelled = True
         self._wake.set()
         self._set_deadline(loop.time() + CANCEL_SECONDS)
-        # Send the cancellation even if the previous request is still unanswered, because it may never be
-        # answered.
+        # Send the cancellation even if the runtime has not answered the previous request, because it may
+        # never answer that request.
         loop.call_later(_CANCEL_TURN_SECONDS, self._send_cancel)
 
     async def approve(

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from hutch.protocols.rep.orchestrator.options import RunOptions
     from hutch.protocols.rep.orchestrator.runtime_choice import RuntimeChoice
 
-# Prefixes of Hutch's own secrets, which other runtimes do not need.
+# Prefixes of environment variables with Hutch's own secrets. They are not passed to other runtimes, which do
+# not need these secrets.
 _SECRET_PREFIXES = (
     "HUTCH_MASTER_KEY",
     "HUTCH_API_KEY",

@@ -18,15 +18,16 @@ STDERR_TAIL_BYTES = 8 * 1024
 # and a reaper needs less time to end all its processes.
 END_SECONDS = 4.0
 # Time to wait for the exit status after the output or input has ended, so that the error message can contain
-# it.
+# the status.
 _EXIT_SECONDS = 2.0
 
 
 class RuntimeTransport:
-    """Line transport of one runtime process.
+    """Line transport of one runtime process. Calls `on_line` with each line, without its newline, and then
+    `on_end`.
 
-    Calls `on_line` with each line, without its newline, and then `on_end`. Belongs to the event loop that
-    created it. A line longer than MAX_LINE_BYTES ends the connection, which limits the buffer.
+    Belongs to the event loop that created it. A line longer than MAX_LINE_BYTES ends the connection, so that
+    the buffer stays small.
     """
 
     def __init__(self, process: ChildProcess, *, on_stderr: Callable[[bytes], None] | None = None) -> None:

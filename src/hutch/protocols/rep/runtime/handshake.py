@@ -1,6 +1,7 @@
 """Answers `Runtime.Capabilities` and `Runtime.Health` before the rest of the runtime is imported.
 
-Orchestrators ask for the capabilities first. Some orchestrators start a process only for this request.
+The first answer should come quickly, because orchestrators ask for the capabilities first, and some start a
+process only for this request.
 """
 
 from __future__ import annotations
@@ -156,8 +157,8 @@ def extension_kinds() -> dict[str, EntryPoint]:
 def _may_have_extensions() -> bool:
     """Returns False if certainly no package declares step kinds.
 
-    This check is cheap. Importing `importlib.metadata` takes longer than everything else before the first
-    response.
+    This check is cheap, while importing `importlib.metadata` takes longer than everything else before the
+    first response.
     """
     return any(_mentions_group(folder) for folder in sys.path)
 

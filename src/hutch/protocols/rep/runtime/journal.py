@@ -375,7 +375,7 @@ def _log_write_error(task: asyncio.Task[None]) -> None:
         logger.warning("a journal could not be written: %s", error)
 
 
-# `json.dumps` with these arguments would create an encoder for each call.
+# Create the encoder once, because `json.dumps` with these arguments would create one for each call.
 _encoder = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 

@@ -234,7 +234,7 @@ def _bounded_json(details: Any) -> Any:
 
 
 def _checked_size(output: Any) -> int:
-    """Returns the size of the output as JSON. Raises StepFailed if it is too large or not JSON."""
+    """Returns the size of the output as JSON. Raises StepFailed if the output is too large or not JSON."""
     try:
         size = len(encode_value(output))
     except NotJsonSafe as error:

@@ -171,8 +171,8 @@ class FlowHandlers:
         store = await self._flows.store()
         run = None if body.run_id is None else await store.journal.get(body.run_id)
         if run is None:
-            # Count a new flow run as one execution, because its steps run in other processes, which this
-            # server cannot count.
+            # Count a new flow run as one execution. Its steps run in other processes, so this server cannot
+            # count them.
             async with self._fair_use.count(context.owner):
                 run = await self._flows.start_run(row)
         if run is not row and (

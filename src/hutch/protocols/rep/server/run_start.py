@@ -35,7 +35,7 @@ MAX_START_BYTES = jsonrpc.MAX_LINE_BYTES - 64 * 1024
 a margin for the rest of the line.
 """
 MAX_START_VALUES = strict_json.MAX_VALUES - 1_000
-"""Limit for the number of JSON values in the flow, inputs and options of a run, with a margin, too."""
+"""Limit for the number of JSON values in the flow, inputs and options of a run. Leaves a margin, too."""
 
 
 class RunStarter:

@@ -93,7 +93,7 @@ class FlowSupervisor:
         self._choice = msgspec.structs.replace(builtin_runtime(), env=env)
         self._slots = asyncio.Semaphore(settings.max_flows)
         self._owner_slots: dict[str, asyncio.Semaphore] = {}
-        """Slots per owner. A user gets half of all slots, the operator may use all."""
+        """Slots per owner. A user gets half of all slots. The operator may use all slots."""
         self._supervised_runs: dict[str, SupervisedRun] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._parked: dict[str, dict[str, dict[str, Any]]] = {}

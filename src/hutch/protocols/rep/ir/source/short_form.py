@@ -1,8 +1,8 @@
 """Compiles the short form of flows to Flow IR 1.0.0.
 
 The short form has `name`, `inputs`, `steps` and `outputs`, with a default for everything else. Steps run one
-after another unless `after` says otherwise. The result is deterministic, so that the same text is the same
-flow for stored versions and for repeated runs.
+after another unless `after` says otherwise. The same text always compiles to the same flow, so that storing
+it again creates no new version, and a repeated request to start a run finds the existing run.
 """
 
 from __future__ import annotations
@@ -464,7 +464,7 @@ class _Compiler:
         conditions: Mapping[str, _Condition],
     ) -> None:
         """Adds an edge from each source to the target. If a source has a condition, also adds edges from the
-        condition to the target, which are taken when the source is skipped.
+        condition to the target. These edges are taken when the source is skipped.
         """
         for name in sources:
             self._add_edge(path, name, target)
