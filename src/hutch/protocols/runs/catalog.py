@@ -84,8 +84,8 @@ def flow_row(head: FlowRunHead) -> RunRow:
 
 
 class RunCatalog:
-    """Lists and finds runs: ended runs, queued runs and flows from the store, and other runs in progress only
-    if this process executes them.
+    """Lists and finds runs. Ended runs, queued runs and flow runs come from the store. Other runs in progress
+    are included only if this process executes them.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class RunCatalog:
         """Returns a page of runs. Raises StoreError."""
         store = await self.store()
         # Write pending records first, because runs that have just ended are neither in progress nor stored
-        # yet. If they cannot be written, the search reports the error.
+        # yet. If writing them fails, the search reports the error.
         with contextlib.suppress(StoreError):
             await store.write_behind.flush()
         query = await self._resolve(query, visible)
@@ -305,8 +305,8 @@ def _merge(
     """Merges runs in progress with a page of ended runs. Returns the entries, and the sort key after which
     the next page starts.
 
-    `boundary` is the sort key at which the page of ended runs stops, or None if it is the last page. Runs in
-    progress after the boundary belong to a later page.
+    `boundary` is the sort key at which the page of ended runs stops, or None if that page is the last one.
+    Runs in progress after the boundary belong to a later page.
     """
 
     def is_known(key: SortKey) -> bool:

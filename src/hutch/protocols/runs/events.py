@@ -93,8 +93,9 @@ class LiveEvents(EventBuffer):
 
     def __init__(self, run: RunHandle | None, detail: Mapping[str, Any], after: int, offset: int = 0) -> None:
         """Prepares the events after number `after`, and adds `offset` to their numbers. `run` is the handle
-        if the run is in progress. In that case, the caller must not await anything between the creation of
-        `detail` and this call, because events in between would be lost. Raises TooManyFollowers.
+        of a run in progress, otherwise None. If the run is in progress, the caller must not await anything
+        between the creation of `detail` and this call, because events that occur in between would be lost.
+        Raises TooManyFollowers.
         """
         super().__init__()
         if run is not None and sum(map(_is_follower, run.listeners)) >= MAX_FOLLOWERS:

@@ -164,8 +164,8 @@ async def queued_events(
                     yield chunk
                 return
         elif found.queued is None or not found.queued.is_open:
-            # Always send the last event. The record may have fewer events than were sent, because it has no
-            # progress of tools.
+            # Always send the last event. The record may have fewer events than were sent, because it does not
+            # contain the progress of tools.
             start = min(position.number, len(past_events(detail)) - 1)
             for chunk in LiveEvents(None, detail, start).past_chunks():
                 yield chunk
