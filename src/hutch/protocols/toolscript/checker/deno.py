@@ -81,7 +81,9 @@ class _OutlineNode(msgspec.Struct):
 
 
 class DenoBackend:
-    """Parses scripts with `deno lint` and checks them with `deno check`, each in its own jail and folder."""
+    """Parses scripts with `deno lint` and checks them with `deno check`. Each of these processes has its own
+    jail and folder.
+    """
 
     def __init__(self, jail: Jail, toolchain: Toolchain) -> None:
         self._jail = jail

@@ -121,8 +121,8 @@ def _listed(names: Sequence[str]) -> str:
 def _names_in(declarations: str, type_name: str) -> list[str]:
     """Returns the names of the members of a type.
 
-    In the declarations of a gateway, the type is an interface. In other declarations, it is the namespace
-    `tools`, whose members include the nested namespaces, or the namespace `tools.NAME`.
+    In the declarations of a gateway, the type is an interface. In other declarations, it is a namespace:
+    either `tools`, whose members include the nested namespaces, or `tools.NAME`.
     """
     name = re.escape(type_name)
     interface = re.search(rf"^export interface {name} \{{\n(.*?)^\}}", declarations, re.M | re.S)

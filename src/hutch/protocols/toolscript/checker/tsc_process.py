@@ -183,7 +183,7 @@ class TscProcess:
         return service
 
     async def warm(self) -> None:
-        """Loads Deno's types, so that the first check does not have to."""
+        """Loads Deno's types, so that the first check does not have to load them."""
         if not self._is_warm:
             await self._update()
 

@@ -37,7 +37,7 @@ MAX_ARGUMENT_BYTES = 256 * 1024
 """Maximum size of the arguments of a call that needs an approval, as JSON text."""
 # Number of decided calls whose ids are remembered.
 _MAX_DECIDED = 1_000
-# Maximum number of runs that are tracked. Above it, runs without waiting calls are dropped first.
+# Maximum number of runs that are tracked. Above this number, runs without waiting calls are dropped first.
 _MAX_RUNS = 10_000
 # Maximum number of events queued for one listener. A listener that is too slow is disconnected, and gets all
 # open approvals when it reconnects.
@@ -187,9 +187,9 @@ class Approvals:
         self._open: dict[str, tuple[Approval, asyncio.Future[ApprovalAnswer]]] = {}
         self._decided: deque[str] = deque(maxlen=_MAX_DECIDED)
         self.owner_of: Callable[[str | None], str] = lambda run: run or ""
-        """Returns the owner of a run, so that the calls of one owner leave places for those of others."""
+        """Returns the owner of a run, so that the waiting calls of one owner cannot take all places."""
         self._asking = 0
-        """Number of calls that wait in memory. Those of suspended runs are limited when they are stored."""
+        """Number of calls that wait in memory. Calls of suspended runs are limited when they are stored."""
         self._shares = OwnerShares(MAX_PENDING)
         self._remembered: dict[tuple[str, str, str], ApprovalAnswer] = {}
         self._waits: dict[str, _RunWait] = {}

@@ -51,8 +51,8 @@ class GatewayEndpoints:
         return json_reply(body, 503 if draining else 200)
 
     def ready(self, *, draining: bool = False, has_names: bool = True) -> GatewayReply:
-        """With `has_names`, the response contains the names of the servers that are being connected instead
-        of their number.
+        """With `has_names`, the response lists the names of the servers that are being connected. Otherwise
+        it contains only their number.
         """
         connecting = self.gateway.connecting()
         ready = not connecting and not draining

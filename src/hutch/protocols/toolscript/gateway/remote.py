@@ -24,7 +24,7 @@ from hutch.telemetry.trace_context import TRACEPARENT, TRACESTATE
 
 logger = logging.getLogger("hutch.toolscript")
 
-# Prefix that the gateway adds to the run ids of other processes.
+# Prefix that the gateway adds to the run ids that its clients send.
 _REMOTE_PREFIX = "remote:"
 # Interval for polling the waiting approvals. Most calls finish before the first poll.
 POLL_SECONDS = 0.5

@@ -190,7 +190,7 @@ class StoredApprovals:
     async def _take_over(self, stored: Question) -> None:
         asked = self._asked.get(stored.call_id)
         if asked is not None and not asked.is_decided and stored.decision is not None:
-            # Stop asking here, because another server has received a decision.
+            # Stop asking on this server, because another server has received a decision.
             asked.task.cancel()
             await asyncio.gather(asked.task, return_exceptions=True)
         if stored.call_id in self._asked or stored.call_id in self._decided:

@@ -28,7 +28,8 @@ IDLE_SECONDS = 120.0
 MAX_PIPELINED = 4
 # Memory that a stored header takes in addition to its bytes.
 HEADER_OVERHEAD_BYTES = 200
-# Time that a rejected client may continue sending, so that it can read the error response.
+# Time for which the server still reads what a rejected client sends. If the server closed the connection at
+# once, the client could not read the error response.
 LINGER_SECONDS = 1.0
 
 _BODILESS = frozenset({204, 304})

@@ -45,7 +45,7 @@ MAX_EXAMINED_PAIRS = 20_000
 MAX_CANDIDATES = 200
 
 # Weight of each indexed field, and the name of the field in reasons. Descriptions are two fields: the first
-# sentence and the rest. These weights and those below were tuned with the queries of half "tuning" in
+# sentence and the rest. These weights and those below were tuned with the queries that are marked "tuning" in
 # tests/protocols/toolscript/gateway/search/queries.json.
 _FIELDS = (
     (1.0, "name"),

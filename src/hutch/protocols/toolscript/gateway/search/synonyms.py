@@ -1,5 +1,6 @@
-"""Words that users and tools use for the same thing. Each line is a group; a word may be in several.
-Underscores join the words of a phrase.
+"""Words that users and tools use for the same thing.
+
+Each line is a group. A word may be in several groups. Underscores join the words of a phrase.
 """
 
 from __future__ import annotations
