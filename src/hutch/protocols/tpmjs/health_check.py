@@ -16,7 +16,7 @@ _MAX_TOOLS = 256
 
 
 class CleanupStep(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Call of another tool of the same package, which removes data that the checked call has created."""
+    """A call of another tool of the same package. The call removes data that the checked call has created."""
 
     tool: Annotated[str, msgspec.Meta(min_length=1)]
     params: dict[str, Any] = {}

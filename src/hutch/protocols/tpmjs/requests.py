@@ -19,8 +19,8 @@ from hutch.text import cut, is_storable_text
 MAX_BATCH = 32
 MAX_NAME_CHARS = 256
 MAX_ENV_NAMES = 1_000
-# Limit for all values together. Run records are searched for these values, which takes memory and time for
-# each character.
+# Limit for all values of `env` together. Run records are searched for these values, which takes memory and
+# time for each character.
 MAX_ENV_CHARS = 64 * 1024
 
 
@@ -55,7 +55,7 @@ def _quality(text: str) -> float:
 
 
 def parse_call(body: dict[str, Any], caller: str) -> PackageToolCall:
-    """Parses a call. Raises ApiError with its problems."""
+    """Parses a call. Raises ApiError with the problems of the call."""
     problems = ProblemList(_invalid_request)
     call = _call(body, "", caller, problems)
     problems.raise_if_any()
