@@ -149,7 +149,7 @@ class McpEndpoint:
                 services=self._services,
             )
         except Exception as error:
-            # Let the next client try again.
+            # Let the next client try to start the endpoint again.
             self._manager_ready = None
             ready.set_exception(error)
             return

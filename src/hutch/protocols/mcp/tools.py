@@ -1,4 +1,4 @@
-"""Hutch's own MCP tools, and the instructions for models: code mode, and the connected servers."""
+"""Hutch's own MCP tools, and the instructions that models get about code mode and the connected servers."""
 
 from __future__ import annotations
 

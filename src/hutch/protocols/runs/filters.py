@@ -173,7 +173,7 @@ def decode_cursor(text: str, sort: SortColumn) -> SortKey:
 
 
 class Matchable(Protocol):
-    """A run that is not in the table: in progress, or a flow run."""
+    """A run that is not in the table of records: a run in progress, or a flow run."""
 
     @property
     def entry(self) -> Mapping[str, Any]: ...

@@ -95,9 +95,7 @@ def _is_cut(call: Mapping[str, Any]) -> bool:
 
 
 class ReplayRun(RunHandle):
-    """Handle of a replay. Its outcome is DIVERGED if the code made different tool calls from the recorded
-    run.
-    """
+    """Handle of a replay. Its outcome is DIVERGED if the code made other tool calls than the recorded run."""
 
     divergence: str | None = None
 

@@ -1,4 +1,4 @@
-"""Checks the parameters of a call against the JSON Schema of a tool, and applies its defaults.
+"""Checks the parameters of a call against the JSON Schema of a tool, and applies the defaults of the schema.
 
 The schema comes from the guest, so the cost of a check is bounded.
 """

@@ -1,4 +1,6 @@
-"""Continues suspended runs of `run_code`, and asks the client's user for their approvals."""
+"""Continues suspended runs of `run_code`, and asks the client's user for the approvals that the runs wait
+for.
+"""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ class _OldPathImporter(MetaPathFinder, Loader):
         step_kinds = import_module(NEW_PATH)
         vars(module).update({name: getattr(step_kinds, name) for name in step_kinds.__all__})
         message = f"{OLD_PATH} is deprecated: import {NEW_PATH}"
-        # Report this twice: in the log for the operator of the runtime, as a warning for the author of the
-        # extension.
+        # Report the import twice: in the log for the operator of the runtime, and as a warning for the author
+        # of the extension.
         logger.warning(message)
         warnings.warn(message, DeprecationWarning, stacklevel=2)
 

@@ -114,7 +114,7 @@ class StoreJournals:
         try:
             return await self._resume(store, claimed, on_request)
         except HutchError:
-            # Release the lease. This process cannot read the run, but another process may be able to.
+            # Release the lease. This process cannot read the run, but another process may be able to read it.
             with contextlib.suppress(HutchError):
                 await store.journal.release(run_id, claimed.holder)
             raise

@@ -331,7 +331,9 @@ def _yaml_source(text: str, budget: ValidationBudget) -> FlowSource:
 
 
 def _may_see(context: RequestContext, owner: str) -> bool:
-    """The operator may see, cancel and approve the runs of all users."""
+    """Returns True if the caller may see, cancel and approve the runs of this owner. The operator may do so
+    for all owners.
+    """
     return context.caller.identity is None or owner == context.owner
 
 

@@ -110,8 +110,8 @@ class FlowSupervisor:
         self._sweep_task = asyncio.create_task(self._sweep(), name="hutch flows: sweep")
 
     async def drain(self, seconds: float) -> None:
-        """Stops starting runs and waits for working runs. Runs that wait for approvals are left to the next
-        server.
+        """Starts no further runs, and waits for the current runs except those that only wait for approvals.
+        The next server resumes the waiting runs.
         """
         self._closing = True
         with contextlib.suppress(TimeoutError):

@@ -37,7 +37,7 @@ class PreparedScript:
     """The code to run, and a mapping of its positions to the original script."""
 
     def __init__(self, original: str, parts: list[str | tuple[int, str]] | None = None) -> None:
-        """`parts` form the new text in order. A string is inserted text, an (index, text) pair is copied from
+        """`parts` form the new text in order. A string is inserted text. A pair (index, text) is copied from
         the original.
         """
         self.original = SourceText(original)
