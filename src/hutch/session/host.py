@@ -191,7 +191,7 @@ class Session:
                 self._link(),
                 self._listeners,
                 loop=self._loop,
-                # A trusted peer makes the spans of the calls itself.
+                # Without `trace`, no spans are made here: a trusted peer makes the spans of the calls itself.
                 trace=None if self._peer.trusted else self._trace,
             )
             self._calls.deadline = self._tool_deadline
@@ -265,8 +265,8 @@ class Session:
         """Sends `execute`, unless the session was lost or cancelled before."""
         if self.result is not None or self._cancelling:
             return
-        # Two clocks: the deadlines of tools use the event loop's clock. Its resolution may be only one
-        # millisecond, so durations use `monotonic`.
+        # Read two clocks. The deadlines of tools need the event loop's clock. Durations are measured with
+        # `monotonic`, because the resolution of the event loop's clock may be only one millisecond.
         now, self._sent_at = self._loop.time(), monotonic()
         self._tool_deadline = now + self.limits.timeout_ms / 1000 - self._elapsed_before
         # One timer serves the deadline for the start and the deadline for the end, because most executions
@@ -317,8 +317,8 @@ class Session:
                 if call.call_id in calls.pending:
                     calls.repeat(call)
         if calls.pending and not calls.is_running:
-            # Suspend the guest again if it only waits for the remaining calls, because no other event would
-            # do so.
+            # If the guest only waits for the remaining calls, suspend it again now. The end of a tool would
+            # suspend it too, but no tool is running.
             self._suspend()
 
     def _is_over(self) -> bool:
@@ -336,7 +336,8 @@ class Session:
                 async with asyncio.timeout(seconds):
                     await self._peer.writable()
             except TimeoutError:
-                # The runner's process may be stopped, or blocked by another execution.
+                # The process may be stopped, or another execution may be blocking it. End the session as
+                # lost, so that the execution can be retried in another process.
                 self.unresponsive = True
                 self.mark_lost(f"it did not read for {seconds:g} s")
 

@@ -79,7 +79,7 @@ def _with_plain_letters(text: bytes) -> bytes:
         return text
     try:
         return msgspec.json.encode(decode_value(text))
-    except UnicodeEncodeError:  # lone surrogates
+    except UnicodeEncodeError:  # the text has lone surrogates
         return text
 
 

@@ -66,7 +66,7 @@ def encode_decoded_value(value: object) -> bytes:
     """
     try:
         return msgspec.json.encode(value)
-    except (ValueError, OverflowError):  # lone surrogates, or an integer of more than 64 bits
+    except (ValueError, OverflowError):  # the value has lone surrogates or an integer of more than 64 bits
         return encode_value(value)
 
 
@@ -74,7 +74,7 @@ def encode_text(text: str) -> bytes:
     """Returns the JSON text of a string. Only lone surrogates and control characters are escaped."""
     try:
         return msgspec.json.encode(text)
-    except UnicodeEncodeError:  # lone surrogates
+    except UnicodeEncodeError:  # the text has lone surrogates
         quoted: str = encode_basestring_ascii(text)
         return quoted.encode()
 
@@ -134,7 +134,8 @@ def _has_many_exponents(text: bytes) -> bool:
 
 def check_bounds(text: bytes, max_values: int = MAX_VALUES) -> None:
     """Raises NotJsonSafe if a JSON text is nested too deeply or has too many values. Does not parse it."""
-    # msgspec decodes a short text quickly, even if every second byte is a value.
+    # A short text may have any number of values, because msgspec decodes it quickly even if every second byte
+    # is a value.
     max_values = max_values if len(text) > SHORT_TEXT_BYTES else SHORT_TEXT_BYTES
     excess = find_excess(text, MAX_DEPTH, max_values)
     if excess == "depth":
@@ -264,7 +265,9 @@ def _container(value: Any) -> dict[Any, Any] | list[Any] | tuple[Any, ...] | Non
 
 
 def _fields(value: Any) -> dict[str, Any] | None:
-    """Returns the fields of a model that cannot be converted as a whole."""
+    """Returns the fields of a model whose conversion failed, so that the invalid field can be found. Returns
+    None if the value is not a model.
+    """
     if isinstance(value, msgspec.Struct):
         return {name: getattr(value, name) for name in value.__struct_fields__}
     if _is_dataclass(value):

@@ -77,8 +77,8 @@ async def decode_large_value(text: bytes, max_values: int | None = None) -> Any:
 
 
 async def encode_large_value(value: Any) -> bytes:
-    """Like `encode_decoded_value`, but other tasks run while it encodes many characters. 8 MB of quotes take
-    40 to 90 ms at once.
+    """Like `encode_decoded_value`, but other tasks run while it encodes many characters. Encoding 8 MB of
+    quotes in one call takes 40 to 90 ms.
     """
     if not _has_many_chars(value):
         return encode_decoded_value(value)
@@ -336,8 +336,8 @@ class _Tree:
         value = decode_bounded(self._opening(piece.before) + short + closing)
         if strings:
             value = _restore(value, strings)
-        # Keys to expect: those in the piece, and one that `_opening` adds for each continued object except
-        # the innermost.
+        # Number of keys that the value has if no key occurs twice: the keys in the piece, and one key that
+        # `_opening` adds for each continued object except the innermost.
         keys = piece.keys + piece.before[:-1].count(b"{")
         if keys > 1 and _count_keys(value) != keys:
             raise DuplicateKey("$ has an object with a key that occurs twice")

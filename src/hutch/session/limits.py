@@ -34,7 +34,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Action of a remote server on a stateful session."""
 
 
-# Most executions have the default limits.
+# The text is cached, because most executions have the default limits.
 @lru_cache(maxsize=64)
 def options_json(limits: Limits, is_observed: bool, send_run_id: bool) -> bytes:
     """Returns the options of `execute` as JSON text."""

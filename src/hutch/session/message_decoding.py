@@ -184,8 +184,8 @@ def _decode_envelope(decoder: msgspec.json.Decoder[Any], line: bytes) -> Any:
     """Decodes a message that ends with a long payload, as runners send it, without reading the payload.
     Returns None if the message does not have this form.
     """
-    # A match is really a key: inside a string, the quotes would be escaped. If it is the key of an inner
-    # object, decoding fails below, because the brackets do not match.
+    # The match is a key and not part of a string, because inside a string the quotes would be escaped. If the
+    # match is the key of an inner object, decoding fails below, because the brackets do not match.
     key = _LAST_KEY.search(line, 0, MAX_FIELD_BYTES)
     end = len(line.rstrip())
     if key is None or line[end - 1 : end] != b"}" or _LAST_FIELD.search(line, end - _MAX_TAIL_BYTES, end):
@@ -212,8 +212,8 @@ def _long_error(size: int) -> WireError:
 # Start of an `execute` as all known clients send it.
 _EXECUTE_ID = re.compile(rb'\s*\{\s*"type"\s*:\s*"execute"\s*,\s*"id"\s*:\s*"([^"\\]{1,200})"')
 _LAST_KEY = re.compile(rb',\s*"(result|inputs?|item|error)"\s*:\s*')
-# Matches a field after the payload. It does not match a field inside the payload, which at least two brackets
-# follow.
+# Matches a field after the payload. A field inside the payload does not match, because at least two closing
+# brackets follow it.
 _LAST_FIELD = re.compile(rb',\s*"[^"\\]{1,40}"\s*:\s*(?:"[^"\\]*"|[^"\[\]{},]+|\[[^\[\]{}]*\])\s*\}\Z')
 _MAX_TAIL_BYTES = 100
 
@@ -279,8 +279,8 @@ def _decode_fields(decoder: msgspec.json.Decoder[Any], line: bytes) -> Any:
             raise
         buffer = bytearray(mask_surrogates(line))
         fields = _masked_fields.decode(buffer)
-        # The fields are views of the buffer, so restoring the text of the buffer restores the text of the
-        # fields.
+        # The fields are views of the buffer, so writing the original text into the buffer also restores the
+        # text of the fields.
         buffer[:] = line
     kind = b"" if fields.type is UNSET else bytes(fields.type)
     message: dict[str, Any] = {"type": kind.strip(b'"').decode()}

@@ -192,7 +192,8 @@ class Multiplexer:
     def _session_of(self, message: RunnerMessage) -> AnySession | None:
         if message.id is not UNSET:
             return self.sessions.get(message.id)
-        # A `tool_call` of plain Execbox does not name its execution, because a plain channel has only one.
+        # A `tool_call` of plain Execbox does not name its execution, because a plain channel has only one
+        # execution at a time. So use the only session.
         return next(iter(self.sessions.values())) if len(self.sessions) == 1 else None
 
 

@@ -23,8 +23,8 @@ class RelayedSession:
         on_end: Callable[[WireError | None, Any, bool], None],
     ) -> None:
         """`on_line` gets each line of the runner, and True for the last line. `on_end` is called if the
-        runner ends without a last line. It gets the error or the value, and True if the runner was lost for a
-        reason other than this execution.
+        runner ends without a last line. It gets the execution's error or its value, and True if the runner
+        was lost for a reason other than this execution.
         """
         self.id = id
         self.limits = limits

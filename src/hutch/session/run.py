@@ -475,7 +475,7 @@ class RunHandle(msgspec.Struct, eq=False):
 
     @property
     def lost_runner(self) -> bool:
-        """True if the runner of the last attempt was lost, apparently not because of this run."""
+        """True if the runner of the last attempt was lost, and this run was apparently not the cause."""
         return self.session is not None and self.session.lost
 
     @property

@@ -1,4 +1,5 @@
-"""Runner side of a channel: runs `execute` requests, forwards tool calls to the host, and answers `done`.
+"""Runner side of a channel: runs `execute` requests, forwards their tool calls to the host, and answers each
+request with `done`.
 
 The caller passes the function that runs the code. So the same class serves WebSocket clients, `hutch runner`
 on stdin, and tests.
@@ -188,8 +189,8 @@ class ChannelServer:
             self._cancel(id)
 
     def _cancel(self, id: str) -> None:
-        """Stops a running execution, which still answers with its logs. Cancels an execution that waits for a
-        runner.
+        """Stops a running execution. The peer still gets its `done` with the logs. Cancels an execution that
+        waits for a runner.
         """
         if id not in self._tasks:
             self._drop("a cancel for an execution that is not running", id)
@@ -357,8 +358,8 @@ def _check_tools(message: Execute) -> None:
 def _execution_error(error: HutchError) -> ExecutionError:
     code = "validation_error" if error.code in ("invalid_tool", "invalid_request") else error.code
     retry_after = error.retry_after if isinstance(error, Busy) else None
-    # Send a name too: an exceeded quota and a busy server have the same code, and so do all errors of
-    # sessions.
+    # Also send a name if the code does not identify the error: an exceeded quota has the same code as a busy
+    # server, and all errors of sessions have one code.
     name = "QuotaExceeded" if isinstance(error, QuotaExceeded) else None
     if isinstance(error, SessionError):
         name = error.code

@@ -1,4 +1,4 @@
-"""Runs the calls of a guest's `files` and `display`."""
+"""Runs the calls that a guest makes to `files` and `display`."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class FileCallTasks:
         self, call: ToolCall, files: FileCalls, writable: Callable[[], Awaitable[None]] | None
     ) -> None:
         try:
-            # Only reads wait for the channel. A write must be done before the next message, which may end the
-            # run.
+            # Only reads wait until the channel has space. A write must be done before the next message of the
+            # runner is handled, because that message may end the run.
             if writable is not None and call.safe_tool_name == "read":
                 # One read at a time. Otherwise all waiting reads would send their data at once when the
                 # channel has space.

@@ -10,7 +10,9 @@ from hutch.session.files.calls import FileCalls
 
 
 class SessionLink(msgspec.Struct, frozen=True, eq=False, kw_only=True):
-    """Functions of a session for its tool calls. A run that continues in another session gets a new link."""
+    """The functions of a session that its tool calls use. A run that continues in another session gets a new
+    link.
+    """
 
     send: Callable[[bytes], None]
     on_abuse: Callable[[str], None]

@@ -50,8 +50,8 @@ class SuspensionReplies:
             self._recent.append((call_id, line))
 
     def drop_received(self, open_calls: Mapping[str, int]) -> None:
-        """Drops the replies that the guest received before its suspension. `open_calls` has the ids of the
-        calls without a received result, each with the number of items that the guest has received.
+        """Drops the replies that the guest received before its suspension. `open_calls` maps the id of each
+        call whose result the guest has not received to the number of items that the guest has received.
         """
         received = dict(open_calls)
         missing: list[tuple[str, bytes]] = []
@@ -76,7 +76,9 @@ class SuspensionReplies:
         return {call_id: answer for call_id, (_, answer) in self._held().items() if answer is not None}
 
     async def note_end(self, call: ToolCall, answer: Answer, describe: Callable[[], PendingCall]) -> None:
-        """Passes the result of an ended call to the journal, if the call is stored."""
+        """Notes that a call has ended. If its result has to be stored, passes the result to the journal
+        first.
+        """
         if call.call_id in self._journaled and self._journal is not None:
             self._journaled.discard(call.call_id)
             await self._journal(call.call_id, answer)

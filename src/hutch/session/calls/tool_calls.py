@@ -182,7 +182,8 @@ class ToolCalls:
         self.errors = set(saved.errors)
         self.pending = {call.call_id: call for call in (*saved.pending, *saved.in_flight)}
         self._open_bytes = sum(len(call.input_json) for call in self.pending.values())
-        # Not from `pending`: the runner's state also has the calls that were answered during the suspension.
+        # Use the runner's state rather than `pending`, because it also has the calls that were answered
+        # during the suspension.
         self._ids = {call_id for call_id, _, _, _ in saved.state.calls}
 
     def attach(self, link: SessionLink) -> None:
@@ -386,8 +387,8 @@ class ToolCalls:
             self._reply_error(call.call_id, "tool_error", f"Tool {call.safe_tool_name} was cancelled")
             raise
         finally:
-            # Not in a callback of the task: that would take another iteration of the event loop for every
-            # call.
+            # Clean up here and not in a callback of the task. A callback would take another iteration of the
+            # event loop for every call.
             self._tasks.pop(call.call_id, None)
             if not is_pending:
                 self._open_bytes -= memoryview(call.input).nbytes
@@ -491,7 +492,8 @@ class ToolCalls:
 
 
 def _new_event() -> anyio.Event:
-    # Loaded with the first call, because the import takes a twentieth of the start time of a short command.
+    # Import anyio only for the first call, because the import takes a twentieth of the start time of a short
+    # command.
     import anyio
 
     return anyio.Event()

@@ -42,8 +42,8 @@ class LowLatencyChannel(StreamChannel):
         self._notifier = notifier
         self._sent_lines = 0
         self._skips_left = self._skips = 0
-        # Duplicates of the transports' descriptors. A transport may close its own descriptor before the
-        # channel knows, and the number may be reused.
+        # Duplicates of the transports' descriptors. A transport may close its own descriptor before it tells
+        # the channel. Another file may then get the same number.
         self._write_socket: socket.socket | None = None
         self._read_pipe: io.FileIO | None = None
 

@@ -125,8 +125,8 @@ def _can_write(transport: asyncio.BaseTransport) -> bool:
 def prepare_pipe(pipe: IO[bytes]) -> IO[bytes]:
     """Returns a file object for the event loop, which takes ownership of the pipe.
 
-    Works around uvloop issue 763: uvloop closes a descriptor and later its file object, when the number may
-    already be reused.
+    Works around uvloop issue 763: uvloop closes the descriptor first and its file object later. By then,
+    another file may have the same descriptor number.
     """
     if not type(asyncio.get_running_loop()).__module__.startswith("uvloop"):
         return pipe

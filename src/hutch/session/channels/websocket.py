@@ -19,8 +19,8 @@ SESSIONS_EXTENSION = "sessions"
 
 
 class WebSocketChannel:
-    """Channel over a WebSocket of any library. The owner passes incoming messages to `feed`, or handles them
-    itself until `is_ended`.
+    """Channel over a WebSocket of any library. The owner passes incoming messages to `feed`, or handles the
+    messages itself until `is_ended` is True.
 
     `send_text` and `close` raise OSError if the connection is lost. `close` gets the reason to send to the
     peer.
@@ -58,7 +58,7 @@ class WebSocketChannel:
     def send(self, line: bytes) -> None:
         if self._ended:
             return
-        # Does not use splitlines, because JSON allows carriage returns as white space.
+        # Do not use splitlines, because it also splits at carriage returns, which JSON allows as white space.
         for message in line.removesuffix(b"\n").split(b"\n"):
             self._queued += len(message)
             self._queue.put_nowait(message)

@@ -48,8 +48,8 @@ class Run:
         handle: RunHandle | None = None,
         seal: Callable[[str], Awaitable[bytes]] | None = None,
     ) -> None:
-        """`seal` returns the suspended run with the given id as bytes. None if suspended runs are not stored
-        here.
+        """`seal` returns the suspended run with the given id as bytes. It is None if suspended runs are not
+        stored here.
         """
         self._seal = seal
         self._handle = handle or RunHandle()
@@ -130,7 +130,8 @@ class Run:
             self._task.cancel()
 
     async def __aiter__(self) -> AsyncIterator[RunEvent]:
-        """Yields each event once, even if there are several readers, and ends with the run.
+        """Yields the events until the run ends. If there are several readers, only one of them gets each
+        event.
 
         Raises HutchError if the execution could not be started.
         """

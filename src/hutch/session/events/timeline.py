@@ -87,7 +87,8 @@ class RunTimeline:
             found = next(same, None) if call.duration_ms is None else None
             if found is not None:
                 waiting.remove(found)
-            # Recorded calls lack their ids. Only a pending call needs its id, for the event at its end.
+            # The record of a call does not contain its id. Only a pending call needs an id here, so that the
+            # event at its end can be matched to it.
             self.calls[f"before {number}" if found is None else found.call_id] = call
 
     def __call__(self, event: RunEvent) -> None:
@@ -130,7 +131,7 @@ class RunTimeline:
         if json is UNSET:
             return UNSET
         size = memoryview(json).nbytes
-        # Copied, because the value may be part of a longer message.
+        # Copy the value, because it may be a view of a longer message, which would then stay in memory.
         return json.copy() if self._take(size) else cut_json(size)
 
     def _take(self, size: int) -> bool:

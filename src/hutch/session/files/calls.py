@@ -1,4 +1,4 @@
-"""Answers the calls of a guest's `files` and `display`: reads input files and collects output files.
+"""Answers the calls that a guest makes to `files` and `display`: reads input files and collects output files.
 
 The calls are tool calls of a provider with a reserved name. The host neither records them nor counts them as
 tool calls.
@@ -92,7 +92,8 @@ class FileCalls:
         self.count = 0
         self.reading = asyncio.Lock()
         if saved is not None:
-            # Copies, because the session may be continued again if its runner is lost.
+            # Copy the files and leave `saved` unchanged, because the session may be continued again from it
+            # if its runner is lost.
             self._outputs = {each.name: _copy(each) for each in saved.outputs}
             self._size = sum(output.size for output in self._outputs.values())
             self.count = saved.call_count
@@ -120,8 +121,8 @@ class FileCalls:
                 return self._read(msgspec.json.decode(input, type=_Read))
             return self._write(msgspec.json.decode(input, type=_Write))
         except (ValueError, RecursionError):
-            # No details needed: the guest's functions send valid input, unless the guest has changed
-            # built-ins.
+            # The message needs no details, because the prelude's functions send valid input unless the guest
+            # has changed built-ins.
             raise ToolError(f"files.{tool}: the input is invalid", "validation_error") from None
 
     def _read(self, read: _Read) -> bytes:

@@ -14,7 +14,8 @@ import msgspec
 from hutch.errors import InvalidExecution
 from hutch.session.files.model import File
 
-# Sizes that are multiples of 4 and 3, so that the pieces can be joined. Converting one piece takes about a
+# Size of a piece, in characters of Base64 and in bytes. Four characters stand for three bytes, so the sizes
+# are multiples of 4 and of 3, and the converted pieces can be joined. Converting one piece takes about a
 # millisecond.
 _CHARS = 256 * 1024
 _BYTES = 192 * 1024

@@ -42,8 +42,9 @@ _CHILD_KEYWORDS = (
 _SAME_VALUE_MAPS = ("dependentSchemas", "dependencies")
 _SAME_VALUE_KEYWORDS = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "contentSchema", "extends")
 _UNEVALUATED = ("unevaluatedItems", "unevaluatedProperties")
-# If a schema has a keyword in _UNEVALUATED, the other schemas for the same value count this many times,
-# because the keyword evaluates them again, and once more at each nested level.
+# If a schema has a keyword in _UNEVALUATED, every schema that the schema applies to the same value (`allOf`,
+# `$ref`, …) counts this many times, because the keyword evaluates these schemas again, and once more at each
+# nested level.
 _UNEVALUATED_FACTOR = 4
 _DEFINITIONS = ("$defs", "definitions")
 _SCHEMA_KEYWORDS = frozenset(

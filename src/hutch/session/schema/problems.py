@@ -100,7 +100,7 @@ def _errors(validator: Validator, value: Any, cost: int) -> Iterable[ValidationE
 
 def describe_mismatch(schema: dict[str, Any], value: Any, reason: str, *, formats: bool | None) -> str:
     """Describes up to MAX_INPUT_PROBLEMS problems of a tool's input. Returns `reason` if the input matches
-    the schema, because the function may check more than its schema.
+    the schema, because the tool's function may have refused it for a reason that the schema does not express.
     """
     try:
         problems = check_against_schema(schema, value, untrusted=True, formats=formats)
@@ -249,7 +249,7 @@ def _describe_type(kind: str, schema: dict[str, Any], root: SchemaRoot, levels: 
 
 def _describe_range(schema: dict[str, Any]) -> str:
     minimum, maximum = schema.get("minimum"), schema.get("maximum")
-    if maximum == _INT32_MAX:  # omit the limit that applies to every integer in Flow IR
+    if maximum == _INT32_MAX:  # leave out this maximum, because Flow IR has it for every integer
         maximum = None
     if minimum is not None and maximum is not None:
         return f" from {minimum} to {maximum}"

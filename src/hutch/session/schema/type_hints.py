@@ -84,8 +84,8 @@ class Definitions:
         moved = {prefix + name: f"#/$defs/{name}" for name in own_definitions}
         adopted = {name: _redirect(body, moved) for name, body in own_definitions.items()}
         if any(name in self.known and self.known[name] != body for name, body in adopted.items()):
-            # Rename all definitions of this schema, because a definition that refers to a renamed one changes
-            # as well.
+            # Rename all definitions of this schema and not only the conflicting ones, because a definition
+            # that refers to a renamed definition changes as well.
             renamed = {name: self._free_name(name) for name in own_definitions}
             moved = {prefix + name: f"#/$defs/{new}" for name, new in renamed.items()}
             adopted = {renamed[name]: _redirect(body, moved) for name, body in own_definitions.items()}
@@ -264,7 +264,8 @@ def _object_converter(fields: list[Field], shapes: list[Shape]) -> Callable[[Any
 
 
 def _default_factory(default: Any) -> Any:
-    # Uses a factory, because msgspec copies or refuses mutable defaults, while Python functions share them.
+    # Use a factory: Python functions share a mutable default between calls, but msgspec would copy or refuse
+    # it.
     return msgspec.field(default_factory=lambda: default)
 
 
@@ -345,7 +346,8 @@ def _reason(error: Exception) -> str:
 def _unsupported_reason(hint: Any, error: str) -> str:
     name = hint.__qualname__ if isinstance(hint, type) else repr(hint)
     detail = " ".join(error.split())
-    # Omits msgspec's advice for custom types, because it is about msgspec's own hooks.
+    # Omit msgspec's advice for custom types: it recommends msgspec's own hooks, which the author of a tool
+    # cannot set.
     return name if "schema_hook" in detail or name in detail else f"{name} ({detail[:200]})"
 
 

@@ -30,8 +30,8 @@ from hutch.session.schema.walk import (
 from hutch.session.tools.names import is_identifier, safe_name
 from hutch.text import printable
 
-MAX_RENDERED_SCHEMAS = 200_000  # total of all tools
-MAX_LEVELS = 100  # nested schemas, including references
+MAX_RENDERED_SCHEMAS = 200_000  # maximum for all tools together
+MAX_LEVELS = 100  # maximum depth of nested schemas, including references
 MAX_LITERALS = 200
 MAX_SHARING_STEPS = 100_000
 MAX_ONE_LINE_CHARS = 72
@@ -40,7 +40,7 @@ MAX_ONE_LINE_CHARS = 72
 MIN_SAVED_CHARS = 60
 REFERENCE_CHARS = 15
 
-# Constraints that a type cannot express.
+# Constraints that a type cannot express, and that are written as comments.
 _CONSTRAINTS = (
     *("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf"),
     *("minLength", "maxLength", "pattern", "minItems", "maxItems"),
@@ -75,7 +75,7 @@ class ObjectTypes:
     """Collects the rendered object types of all schemas, to find types that occur more than once."""
 
     def __init__(self) -> None:
-        self._texts: dict[int, str] = {}  # by the `id()` of the schema
+        self._texts: dict[int, str] = {}  # keyed by the `id()` of the schema
         self._found: list[str] = []
         self._seen: set[str] = set()
 
@@ -122,7 +122,7 @@ class TypeRenderer:
     ) -> None:
         self._found = found
         self._repeated = repeated or {}
-        self._label = ""  # name for the next object type
+        self._label = ""  # the name that the next object type gets if it needs one
         self._inline: Any = None  # schema that is rendered in place although it is repeated
         self.declarations: dict[str, str] = {}
         self._any_type = ANY if unknown_type == "any" else UNKNOWN
@@ -322,8 +322,9 @@ class TypeRenderer:
         return name
 
     def _sharing_key(self, ref: str, root: SchemaRoot) -> Any:
-        """Returns a key for a reference, or None after too many steps. References in two schemas have equal
-        keys if all schemas that they lead to are equal. Such references share one type.
+        """Returns a key for a reference, or None after too many steps. References with equal keys share one
+        type. Two references have equal keys if they have the same text and if all schemas to which they lead
+        are equal.
         """
         reached: dict[str, str] = {}
         pending = [ref]

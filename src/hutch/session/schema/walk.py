@@ -7,12 +7,13 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-MAX_NODES = 20_000  # in one schema
+MAX_NODES = 20_000  # maximum number of nodes in one schema
 MAX_NESTING = 100  # nested arrays and objects in one schema
 
 REFERENCES = ("$ref", "$dynamicRef")
 COMBINING_KEYWORDS = (*REFERENCES, "anyOf", "oneOf", "allOf")
-_MAX_STEPS = 100  # maximum schemas to follow; if there are more, a wrong answer does little harm
+# maximum number of schemas to follow; beyond it the answer may be wrong, which does little harm
+_MAX_STEPS = 100
 OBJECT_KEYWORDS = ("properties", "required", "additionalProperties", "patternProperties")
 ARRAY_KEYWORDS = ("items", "prefixItems")
 

@@ -242,7 +242,7 @@ def _field(parameter: inspect.Parameter, hints: dict[str, Any], parameter_texts:
     hint = hints.get(parameter.name, Any)
     default, required = parameter.default, parameter.default is parameter.empty
     if type(default).__name__ == "FieldInfo" and hasattr(default, "is_required"):
-        # pydantic's `x: int = Field(description=…)`
+        # The default is a pydantic `Field`, as in `x: int = Field(description=…)`.
         hint, required = typing.Annotated[hint, default], default.is_required()
         default = None if required else default.get_default(call_default_factory=True, validated_data={})
     return Field(

@@ -158,8 +158,8 @@ def _names_json(provider: str, names: tuple[tuple[str, str, bool], ...]) -> byte
     return encode_value({"name": provider, "tools": _entries(names), "types": ""})
 
 
-# Cached by content, because many providers exist for one run only and have the same tools as the provider
-# before.
+# Cache by content and not by provider, because many providers exist for one run only and have the same tools
+# as the provider of the previous run.
 _cached_names_json = lru_cache(256)(_names_json)
 
 
@@ -187,7 +187,7 @@ def _as_tool_error(error: BaseException) -> ToolError:
     code = error.tool_code if isinstance(error, ToolError) else "tool_error"
     message = well_formed(str(error)) or type(error).__name__
     if isinstance(error, KeyError):
-        # The text of a KeyError is only the key.
+        # Add the name of the class, because the text of a KeyError is only the key.
         message = f"{type(error).__name__}: {message}"
     return ToolError(
         message if len(message) <= MAX_MESSAGE_CHARS else f"{message[:MAX_MESSAGE_CHARS]}…", code
@@ -198,7 +198,7 @@ def _check_manifest(manifest: Any) -> Mapping[str, Any]:
     if not isinstance(manifest, Mapping):
         raise InvalidTool(f"Provider manifest: expected an object, got {type(manifest).__name__}.")
     parent, dot, name = _text(manifest, "name", "manifest").rpartition(".")
-    # A member of another namespace may be a reserved word.
+    # For a name with a parent, check only the parent: a member of a namespace may be a reserved word.
     check_namespace(parent if dot and is_identifier(name) else name)
     _text(manifest, "types", "manifest")
     entries = manifest.get("tools")

@@ -160,7 +160,8 @@ class FunctionTool(Tool, Generic[P, R]):
             idempotent=idempotent,
         )
         self._function = function
-        # `updated=()`, because the function's attributes could replace those of the tool.
+        # With `updated=()`, the function's attributes are not copied. They could replace the attributes of
+        # the tool.
         update_wrapper(self, function, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
