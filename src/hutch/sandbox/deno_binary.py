@@ -66,7 +66,8 @@ def _packaged_version(deno: str) -> str | None:
             return None
     except OSError:
         return None
-    # importlib.metadata takes longer to import than `deno --version` takes to run.
+    # Read the version from the folder's name. Importing importlib.metadata would take longer than running
+    # `deno --version`.
     site = Path(package.__file__ or "").parent.parent
     versions = [path.name[5:-10] for path in site.glob("deno-*.dist-info")]
     return versions[0] if len(versions) == 1 else None

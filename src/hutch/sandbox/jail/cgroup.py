@@ -51,8 +51,8 @@ class Cgroup:
             _write(f"{self._memory}/memory.max", limit)
         else:
             names = ["memory.limit_in_bytes", "memory.memsw.limit_in_bytes"]
-            # Set the limits in the order in which the limit for memory plus swap is never below the limit for
-            # memory.
+            # The kernel refuses a limit for memory plus swap that is below the limit for memory. So the limit
+            # for memory plus swap is raised first and lowered last.
             for name in reversed(names) if limit > self._limit > 0 else names:
                 if name == names[0] or os.path.exists(f"{self._memory}/{name}"):
                     _write(f"{self._memory}/{name}", limit)
@@ -80,7 +80,7 @@ class Cgroup:
         for directory in self._directories():
             with suppress(OSError):
                 pids.update(map(int, _read(f"{directory}/cgroup.procs").split()))
-        # Zero stands for a process outside of this pid namespace.
+        # Leave out 0, which cgroup.procs contains for a process outside of this pid namespace.
         return sorted(pids - {0})
 
     def kill(self) -> None:
@@ -323,7 +323,7 @@ def _attribute(path: Path, name: str) -> bytes | None:
 
 
 def _read(path: str) -> str:
-    # Uses os.open, because opening a text file of Python takes longer than the whole read.
+    # Use os.open, because `open` alone takes longer than this whole function.
     handle = os.open(path, os.O_RDONLY)
     try:
         read = b""

@@ -253,7 +253,7 @@ class Jail:
         arguments = [*_BASE_ARGUMENTS, *(("--disable-userns",) if self.disable_userns else ())]
         for name, value in _environment(launch).items():
             arguments += ("--setenv", name, value)
-        # The root is a tmpfs without a size limit, so it is read-only.
+        # Make the root read-only, because it is a tmpfs without a size limit, which a guest could fill.
         return [*arguments, *self.filesystem_arguments(launch), "--remount-ro", "/", "--chdir", launch.cwd]
 
     def filesystem_arguments(self, launch: Launch) -> list[str]:
@@ -276,7 +276,7 @@ class Jail:
             arguments += ("--size", str(scratch.size), "--tmpfs", scratch.target)
         for mount in launch.mounts:
             arguments += ("--bind" if mount.writable else "--ro-bind", mount.source, mount.target)
-        # Creates an empty directory if nothing is mounted there.
+        # `--dir` creates an empty directory if nothing is mounted there.
         return [*arguments, "--dir", launch.cwd]
 
     def _cwd(self, launch: Launch) -> str:

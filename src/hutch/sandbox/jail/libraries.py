@@ -16,7 +16,8 @@ from pathlib import Path
 
 _PREFIX = "libraries-"
 _UNFINISHED = ".libraries-"
-# Age at which folders of other versions are removed. Jails that use them then mount the libraries directly.
+# Folders with other versions of the libraries are removed at this age. A running host that used such a folder
+# mounts the libraries directly from then on.
 _MAX_AGE_SECONDS = 24 * 60 * 60
 
 
@@ -72,7 +73,7 @@ def make_copies(libraries: tuple[str, ...], parent: Path) -> LibraryCopies:
     name = copies_name(libraries)
     if (existing := find_copies(libraries, parent, name)) is not None:
         return existing
-    # Imported here, because a start with a cached self-test result does not need it.
+    # Import tempfile here, because a start with a cached self-test result does not need it.
     import tempfile
 
     parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -94,7 +95,7 @@ def copies_name(libraries: tuple[str, ...]) -> str:
     """Returns the folder name. It depends only on paths and contents, so it stays the same in a machine
     image.
     """
-    import hashlib  # not needed when the self-test result is cached
+    import hashlib  # imported here: not needed if the self-test result is cached
 
     digest = hashlib.sha256()
     for library in libraries:

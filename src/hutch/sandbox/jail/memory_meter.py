@@ -43,7 +43,8 @@ class MemoryWatch:
             self.stop()
         elif used > self.limit_bytes and not self.exceeded:
             self.exceeded = True
-            # The callback is not called directly, because an exception in it must not end the other watches.
+            # Do not call the callback directly, because an exception in it must not end the watches of other
+            # processes.
             asyncio.get_running_loop().call_soon(self._on_excess)
 
     def _find_processes(self) -> None:

@@ -59,7 +59,8 @@ class NetnsListener:
         if not sys.executable:
             raise _unavailable("sys.executable is not set")
         own_end, helper_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # Isolated mode, so that neither the environment nor installed packages affect the helper.
+        # Run Python in isolated mode, so that neither the environment nor installed packages affect the
+        # helper.
         command = [sys.executable, "-I", "-S", netns_helper.__file__]
         null = subprocess.DEVNULL
         with helper_end:

@@ -112,14 +112,15 @@ ARCHITECTURES = {
     "aarch64": Architecture(1, 0xC00000B7, clone=220, socket=198, socketpair=199, ioctl=29),
 }
 
-# linux/bpf_common.h, linux/seccomp.h
+# Constants from linux/bpf_common.h and linux/seccomp.h.
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _KILL, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 # Offsets in struct seccomp_data. Only the lower half of an argument matters here (little-endian).
 _NUMBER, _ARCH, _ARG0, _ARG1 = 0, 4, 16, 24
 _X32_BIT = 0x40000000
 _CLONE_THREAD = 0x00010000
-# NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET. NEWTIME has no bit in clone, only in clone3.
+# The flags NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET of clone. The flag NEWTIME exists
+# only in clone3.
 _CLONE_NEW = 0x7E020000
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6; not AF_VSOCK, which network namespaces do not confine

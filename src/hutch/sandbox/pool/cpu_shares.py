@@ -17,9 +17,11 @@ from hutch.sandbox.runner.base import Runner
 from hutch.settings import cores
 
 TICK_SECONDS = 0.05
-# Fraction of the CPU time of earlier ticks that still counts: half of it after half a second.
+# Factor by which the counted CPU time is reduced at each tick, so that recent use counts most. After half a
+# second, half of the CPU time is left.
 DECAY = 0.5 ** (TICK_SECONDS / 0.5)
-# CPU time in a tick above which a process computes. It is low, because other programs may use the cores too.
+# A process counts as computing if it used more CPU time than this in a tick. The value is low, because other
+# programs may use the cores too.
 COMPUTING_SECONDS = 0.001
 # Fractions of the owners' average CPU time. Above the first, an owner's processes are put into the
 # background. Below the second, they are brought back.
@@ -45,7 +47,9 @@ class CpuShares:
         """Owners whose processes run in the background."""
 
     def watch(self) -> None:
-        """Starts measuring, until only one owner has executions."""
+        """Starts measuring. The measurement ends by itself when at most one owner has executions and no
+        process runs in the background.
+        """
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
@@ -86,7 +90,7 @@ class CpuShares:
         """Decides which owners' processes run in the background."""
         is_busy = len(self._used) > 1 and self._computing > cores()
         average = sum(self._used.values()) / max(1, len(self._used))
-        # CPU time of a process that computes all the time on one core.
+        # The value that `_used` has for an owner that constantly uses one core.
         core = TICK_SECONDS / (1 - DECAY)
         above = max(BACKGROUND_ABOVE * average, MIN_BACKGROUND_PART * core)
         below = FOREGROUND_BELOW * average

@@ -55,7 +55,8 @@ class RunnerInventory:
         ready = self.warm[profile]
         runner = ready.popleft()
         if not ready:
-            # Do not keep the profile, and with it the stdin payload, longer than its runners.
+            # Delete the empty entry. Otherwise its key would keep the profile, with the stdin payload, in
+            # memory.
             del self.warm[profile]
         return runner
 

@@ -130,7 +130,7 @@ class Lease:
             timer = asyncio.get_running_loop().call_later(max_seconds, session.cancel)
         try:
             runner.on_output = run.on_output
-            # Call this before the guest runs, because it sets the memory limit.
+            # `execution_started` sets the memory limit, so call it before the guest runs.
             runner.execution_started(session)
             if runner.requests is not None:
                 run.requests = runner.requests

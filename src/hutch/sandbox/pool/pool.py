@@ -206,7 +206,9 @@ class Pool:
         self.starter.keep_warm(profile, count)
 
     def prestart(self, profile: Profile) -> None:
-        """Starts one runner in advance if there is capacity. A runner that is taken is not replaced."""
+        """Starts one runner in advance if there is capacity. No other runner is started when this one is
+        taken.
+        """
         self.starter.start(profile)
 
     def reserve_start(self, profile: Profile) -> None:
@@ -257,7 +259,8 @@ class Pool:
         best = min(usable, key=attrgetter("in_flight"), default=None)
         if best is not None and best.in_flight < SPREAD_AT:
             return best
-        # If the owner has all its processes, and all are usable, there is nothing to count.
+        # Skip the counting in `_may_add_process` if the owner already has as many usable processes as are
+        # allowed.
         may_add = may_take_place and len(usable) < self._settings.quickjs_processes
         if may_add and self._may_add_process(owned, urgent=best is None):
             fresh = self._pop_warm(profile, holder)
@@ -338,7 +341,8 @@ class Pool:
         if not self._waiters:
             return
         if runner is not None and not runner.profile.engine_spec.own_process and runner.owner is not None:
-            # A shared process can be used only by executions of its owner.
+            # A shared process that belongs to an owner serves only this owner's executions. If owners share
+            # processes, it serves all owners.
             if self._settings.owners_share:
                 self._waiters.serve(runner.profile, self._take_for, self._may_skip)
             else:

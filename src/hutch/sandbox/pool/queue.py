@@ -30,7 +30,7 @@ class _OwnerQueue(msgspec.Struct, eq=False):
     """Executions of one owner that wait for a runner of the same profile, first come, first served."""
 
     owner: str
-    # Not a deque, because a waiter that gives up is removed from any position.
+    # Use an ordered dict rather than a deque, because a waiter that gives up is removed from any position.
     waiters: OrderedDict[Waiter, None] = msgspec.field(default_factory=OrderedDict)
 
 

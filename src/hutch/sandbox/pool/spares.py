@@ -8,8 +8,8 @@ from hutch.sandbox.runner.base import Runner
 from hutch.sandbox.runner.profile import Profile
 from hutch.settings import Settings
 
-# Maximum number of profiles without a preload. Each change of a gateway's tools creates such a profile, and
-# the profile before the change is no longer used.
+# Maximum number of profiles without a preload. The number is small, because each change of a gateway's tools
+# creates such a profile, and the profile from before the change is no longer used.
 MAX_PLAIN_PROFILES = 4
 
 
@@ -18,7 +18,7 @@ class SparePolicy:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        # Ordered by last use.
+        # The profiles are in the order of their last use.
         self._last_used: dict[Profile, float] = {}
 
     def record_use(self, profile: Profile, now: float) -> None:

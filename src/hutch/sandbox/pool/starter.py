@@ -22,8 +22,8 @@ LaunchRunner = Callable[[Profile], Awaitable[Runner]]
 RECENT_USE_SECONDS = 0.1
 MAX_START_ATTEMPTS = 3
 # A start needs a core for most of its time. More concurrent starts would only delay each other and the
-# running executions. With half as many, a busy machine with 2 cores ran 13.5 instead of 17.9 deno executions
-# per second; without a limit, 17.1.
+# running executions. A busy machine with 2 cores ran 17.9 deno executions per second with this limit, 13.5
+# with half of this limit, and 17.1 without a limit.
 MAX_CONCURRENT_STARTS = 4 * cores()
 
 
@@ -248,5 +248,6 @@ class RunnerStarter:
             self.fill()
         for profile in [*self.errors]:
             if not self._runners.starting[profile]:
-                # No start is necessary or possible, because enough runners exist.
+                # `fill` started no runner of this profile, because enough runners exist. So the old error no
+                # longer matters.
                 del self.errors[profile]

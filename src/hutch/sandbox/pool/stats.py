@@ -11,7 +11,7 @@ import msgspec
 from hutch.sandbox.runner.base import Runner
 
 EndReason = Literal[
-    "used",  # single-use
+    "used",  # its only execution has ended
     "recycled",  # served the maximum number of executions
     "idle",  # unused for too long
     "silent",  # unresponsive

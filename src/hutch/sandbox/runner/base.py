@@ -65,7 +65,9 @@ class Runner(ABC):
 
     @abstractmethod
     def execution_ended(self, result: Result, session: AnySession) -> Result:
-        """Called with the result of an execution. Returns the result with the runner's own logs added."""
+        """Called with the result of an execution. Returns the result. The runner may add the guest's direct
+        output to its logs.
+        """
 
     @abstractmethod
     def is_used_up(self, result: Result | None) -> bool:

@@ -214,8 +214,9 @@ async def _child_pid(info: int) -> int:
         if not data and not finished.done():
             finished.set_result(None)
 
-    # Does not use a pipe transport. The transport of uvloop closes the descriptor a second time, when the
-    # number may be reused (uvloop issue 763). The transport of asyncio closes it only on request.
+    # Do not use a pipe transport. uvloop's transport closes the descriptor a second time, when another file
+    # may have the same number (uvloop issue 763). asyncio's transport closes the descriptor only on request,
+    # so the caller could not treat both alike.
     loop.add_reader(info, read)
     try:
         async with asyncio.timeout(READY_SECONDS):

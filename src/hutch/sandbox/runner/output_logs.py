@@ -1,4 +1,6 @@
-"""Adds direct output of a guest to stdout and stderr to the logs of its result."""
+"""Adds direct output, which a guest wrote to stdout and stderr without its console, to the logs of its
+result.
+"""
 
 from __future__ import annotations
 

@@ -316,7 +316,7 @@ class RunnerProcess(Runner):
         if self.has_exited or self._cpu_clock is not None:
             return
         self._guest_pid = process_tree(self.pid)[-1]
-        # Computes the id of the process's CPU clock like `clock_getcpuclockid`.
+        # Compute the id of the process's CPU clock as the C function `clock_getcpuclockid` does.
         self._cpu_clock = (~self._guest_pid << 3) | 2
 
     def set_background(self, in_background: bool) -> None:
@@ -360,7 +360,7 @@ class RunnerProcess(Runner):
         if self._group is not None and self._group.oom_kills() > 0:
             self._out_of_memory = True
         if self._is_exiting():
-            # Wait for the exit code of the process.
+            # The process is about to exit. Wait for its exit code, which becomes part of the result.
             self._loop.call_later(EXIT_SECONDS, self._exit_timed_out)
             return
         if self.profile.engine_spec.own_process:

@@ -57,6 +57,7 @@ class ProcessExit(msgspec.Struct, frozen=True):
         if self.code is not None and self.signal is None:
             message = f"The code ended its own process with exit code {self.code}. Return a value instead"
             return WireError(code="runtime_error", message=message)
-        # The guest may have caused the signal, or the kernel or an administrator sent it.
+        # Do not blame the guest's code: the guest may have caused the signal, but the kernel or an
+        # administrator may have sent it, too.
         reason = self.reason if self.signal is None else f"its process was ended by signal {self.signal}"
         return WireError(code="internal_error", message=f"The runner was lost: {reason}")

@@ -128,7 +128,8 @@ def _container_checks(jail: Jail, report: dict[str, Any], reached: list[str]) ->
     foreign = [name for name in native["interfaces"] if name != "lo"]
     reached = [*reached, *foreign, *(["a route"] if native["route"] else [])]
     yield _none_found("network", reached, "only its own loopback.")
-    # Deno is the only program in the jail, so even without the filter a guest can start nothing else.
+    # This check is required only with a seccomp filter. Without the filter, a guest can start only Deno,
+    # because the jail has no other program.
     yield JailCheck(
         "programs", not report["run"]["done"], _attempt_result(report["run"]), required=jail.use_seccomp
     )

@@ -165,7 +165,7 @@ def _library_copies(deno: str, cache: Path | None, *, make: bool) -> LibraryCopi
 
 
 def _test_jail(candidate: Jail, deno: str) -> tuple[Jail, SelfTestResult]:
-    from hutch.sandbox.selftest.probe import probe_jail  # not needed when the result is cached
+    from hutch.sandbox.selftest.probe import probe_jail  # imported here: not needed if the result is cached
 
     checks = probe_jail(candidate)
     if not all(check.ok for check in checks if check.name in ("memory", "tasks")):
@@ -246,8 +246,8 @@ def _load_result(cache: Path, isolation: Isolation) -> CachedResult | None:
 
 
 def _save_result(cache: Path, isolation: Isolation, result: CachedResult) -> None:
-    """Saves a result, and keeps the result of the other isolation. Raises OSError if the home is not
-    writable.
+    """Saves a result, and keeps the saved result of the other kind of isolation. Raises OSError if the home
+    is not writable.
     """
     import tempfile
 
