@@ -70,7 +70,7 @@ class RecordedFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class RunContent(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Content of a record. The size of a value replaces the value if it would make the record too long."""
+    """Content of a record. A value that would make the record too long is replaced by its size."""
 
     error: RecordedError | None = None
     code: str | Cut | None = None
@@ -106,7 +106,8 @@ def run_content(
     """Returns the content of a record as JSON text. The run's secrets are redacted later, when the record is
     stored.
     """
-    # Only half of `max_bytes`: the calls and log lines of the timeline may have used the other half.
+    # Use only half of `max_bytes`, because the calls and log lines of the timeline may have used the other
+    # half.
     budget = _Budget(max_bytes // 2)
     content = RunContent(error=_error(run, result))
     budget.take(len(result.error.stack or "") if result.error else 0)
@@ -136,8 +137,8 @@ def run_content(
 
 
 def _file(file: File, run: RunHandle, budget: _Budget) -> RecordedFile:
-    # The files of a run with secrets are left out: the record has files in Base64, in which secrets cannot be
-    # redacted.
+    # Leave out the files of a run with secrets. A record contains files as Base64, in which the secrets could
+    # not be redacted.
     is_kept = run.redactor is None and budget.take(file.size * 4 // 3)
     data = file.data if is_kept else None
     return RecordedFile(name=file.name, mime_type=file.mime_type, size=file.size, data=data)

@@ -25,13 +25,13 @@ _MISSING = {
     "tools": "this run was given no tools",
 }
 _NODE_MODULES = '; modules of Node can be imported: `const { createHash } = await import("node:crypto")`'
-# Errors that a missing namespace of tools causes.
+# Names of the errors that occur if a guest uses a namespace of tools that it does not have.
 _MISSING_NAMES = ("ReferenceError", "TypeError", "TypeCheckError")
 PROMISE_TEXT = "[object Promise]"
 PROMISE_WARNING = f"the result contains {PROMISE_TEXT}: a promise was used as a text; did you forget await?"
-# Errors of a promise that is used as the result of a call, in QuickJS and in V8.
+# Messages of QuickJS and V8 when code uses a promise as if it were the result of a call.
 _USED_AS_RESULT = re.compile(r"undefined|not a function|not iterable")
-# Calls of tools without `await` whose promise is assigned to a variable or destructured.
+# Matches a tool call without `await` if the code assigns its promise to a variable or destructures it.
 _NOT_AWAITED = re.compile(
     r"(?:(?P<variable>[\w$]+)|(?P<rest>[}\]]))\s*=\s*(?P<call>tools(?:\.[\w$]+){1,2})\s*\("
 )

@@ -161,7 +161,7 @@ class FairUse:
         for account in accounts:
             account.active -= 1
             if was_refused:
-                # `max`, because the count is already 0 if a new day has begun since `begin`.
+                # The count may already be 0, because a new day may have begun since `begin`.
                 account.executions = max(0, account.executions - 1)
                 continue
             if account.day == day:
@@ -273,7 +273,8 @@ class FairUse:
             logger.warning("the quota of %s cannot be read: %s", subject, error)
             return
         finally:
-            # A new first read may have begun meanwhile, for example on the next day.
+            # Keep `first_read` if it is another task: a new first read may have begun meanwhile, for example
+            # on the next day.
             if account.first_read is asyncio.current_task():
                 account.first_read = None
         account.quota = quotas.get(subject, Quota())

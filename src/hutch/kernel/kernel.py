@@ -43,7 +43,8 @@ _MAXIMUM_SETTINGS = {
 MAX_RETRIES = 2
 # Time after which a waiting run is stored while the process shuts down.
 DRAINING_WAIT_SECONDS = 0.1
-# For a run that is stored before each call: maximum size of a state that also stays in memory.
+# Applies to runs that are stored before each call: if the state is not larger than this, it also stays in
+# memory.
 MAX_KEPT_BYTES = 256 * 1024
 LoadSaved: TypeAlias = Callable[[SavedSession], Awaitable[SavedSession]]
 """Adds the stored memory to the state of a suspended session."""
@@ -167,7 +168,8 @@ class Kernel:
                 await self.on_stored_end(run, result)
         except BaseException as error:
             if run.is_stored and self.on_stored_end is not None:
-                # A run that was stored with all its calls can be continued.
+                # End a cancelled run, unless it was stored with all its calls: such a run can be continued
+                # later.
                 is_cancelled = isinstance(error, asyncio.CancelledError) and not execution.stores_calls
                 end = Result(ok=False, error=_reason(error), run_id=run.id) if is_cancelled else None
                 if not await self.on_stored_end(run, end) and not run.outcome:
@@ -195,7 +197,7 @@ class Kernel:
         try:
             await asyncio.shield(saving)
         except asyncio.CancelledError:
-            # The caller has disconnected. Wait for the write, which cannot be stopped: the run stays
+            # The caller has disconnected. Wait for the write, which cannot be stopped. The run stays
             # suspended.
             is_abandoned = True
             await asyncio.wait([saving])
@@ -238,8 +240,8 @@ class Kernel:
         return self.pool.has_capacity
 
     def prestart(self, profile: Profile, *, only_first: bool = False) -> None:
-        """Starts one runner in advance if there is capacity. With `only_first`, only if no runner exists or
-        is starting.
+        """Starts one runner in advance if there is capacity. With `only_first`, does nothing if a runner
+        exists or is starting.
         """
         if self.placement is not None:
             return
@@ -365,8 +367,8 @@ class Kernel:
         called a tool yet, so that a retry is safe.
         """
         calls_before = 0 if execution.saved is None else execution.saved.call_count
-        # A retry would lack the results of tools that ran when the run was suspended: the lost session has
-        # cancelled them.
+        # If tools were running when the run was suspended, the lost session has cancelled them, so a retry
+        # would not get their results.
         has_lost_calls = run.open_calls is not None and not (
             run.session is not None and run.session.can_repeat
         )
@@ -526,7 +528,7 @@ def _explained(execution: Execution, result: Result) -> Result:
     """Adds hints to the error of a result. The session cannot add them, because it lacks the source of
     precompiled code.
     """
-    # Loaded when needed, because compiling the patterns of the module takes milliseconds.
+    # Import the module only when it is needed, because compiling its patterns takes milliseconds.
     from hutch.kernel.error_hints import with_hint, with_unavailable_servers
 
     result = with_hint(execution.code, execution.profile.engine, result, execution.providers)

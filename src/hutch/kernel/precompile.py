@@ -51,7 +51,7 @@ class Precompiler:
 
     async def prepare(self, owner: str, code: str, id: str) -> Job | Result | None:
         """Returns the compiled program, or a failed Result if the code is invalid. Returns None if the
-        program is not available in time; then the process that runs the code compiles it.
+        program is not available in time. In that case the process that runs the code also compiles the code.
         """
         if (cached := self.cached(owner, code)) is not None:
             return cached

@@ -276,7 +276,7 @@ class RunRecorder:
 def code_hash(execution: Execution) -> str | None:
     source = execution.source
     code = execution.code if source is None else source.code
-    # Loaded when needed, because it loads OpenSSL.
+    # Import the module only when it is needed, because it loads OpenSSL.
     import hashlib
 
     return None if code is None else hashlib.sha256(code.encode("utf-8", "surrogatepass")).hexdigest()
@@ -291,7 +291,8 @@ def record_fields(record: RunRecord) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(record)
     for name in ("error_message", "content", "recorded"):
         fields.pop(name, None)
-    # Omit `engine` from the limits: it is only for external runners, and the record has its own field.
+    # Omit `engine` from the limits: only external runners read it there, and the record has its own field for
+    # the engine.
     defaults = {**_DEFAULT_LIMITS, "engine": fields["limits"]["engine"]}
     fields["limits"] = {name: value for name, value in fields["limits"].items() if value != defaults[name]}
     return fields

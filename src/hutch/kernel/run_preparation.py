@@ -8,8 +8,8 @@ from hutch.session.run import RunHandle
 
 
 class RunPreparation(Protocol):
-    """Prepares the handle of a planned run. A protocol uses its preparation only for the main run of a
-    request.
+    """Prepares the handle of a planned run. If a request starts several runs, the protocol uses the
+    preparation only for the main run.
     """
 
     def adopt(self, run: RunHandle) -> None:

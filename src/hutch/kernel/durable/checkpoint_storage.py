@@ -98,7 +98,8 @@ class CheckpointStorage:
         return await asyncio.to_thread(checkpoints.encode, checkpoint, self.max_bytes)
 
     async def decode(self, parts: Sequence[bytes]) -> Checkpoint:
-        # Always in a thread: a few kilobytes may be the compressed form of a large memory.
+        # Decode even small checkpoints in a thread, because a few kilobytes may be the compressed form of a
+        # large memory.
         return await asyncio.to_thread(checkpoints.decode, parts, self.max_bytes)
 
     @property

@@ -21,8 +21,8 @@ logger = logging.getLogger("hutch.runs")
 
 
 async def recorded_part(store: Store, run_id: str) -> RecordedPart | None:
-    """Returns the log lines and calls in the record of a suspended run. None if they were not recorded, or
-    the record was not written yet.
+    """Returns the log lines and calls in the record of a suspended run. Returns None if they were not
+    recorded, or if the record was not written yet.
     """
     try:
         content = await store.runs.content(run_id)

@@ -20,13 +20,13 @@ MAX_PROCESS_SHARE = 0.75
 MIN_FREE_SHARE = 0.1
 """Part of the machine's memory below which waiting runs of all processes are stored."""
 MAX_STORED_AT_ONCE = 32
-# Time after which a run that could not be stored is asked again.
+# Time after which storing a run is tried again if it failed.
 _ASK_AGAIN_SECONDS = 30.0
 _MEMINFO = Path("/proc/meminfo")
 
 
 def free_share_of_machine() -> float:
-    """Returns the part of the machine's memory that is available. 1 if it is unknown."""
+    """Returns the part of the machine's memory that is available, or 1 if that is unknown."""
     try:
         text = _MEMINFO.read_text()
         fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
@@ -59,15 +59,15 @@ class MemoryPressure:
             self.check()
 
     def check(self) -> list[str]:
-        """Asks waiting durable runs, the oldest first, to be stored if memory is scarce. Returns the ids of
-        these runs. The runs continue in this process when their tools return.
+        """If memory is scarce, requests that waiting durable runs are stored, the oldest first. Returns the
+        ids of these runs. The runs continue in this process when their tools return.
         """
         scarce = set(self._runs_in_large_processes())
         if not scarce:
             return []
         kernel, now = self._kernel, monotonic()
         self._asked = {id: at for id, at in self._asked.items() if now - at < _ASK_AGAIN_SECONDS}
-        # `active` has the runs in the order in which they began, so the oldest are asked first.
+        # `active` has the runs in the order in which they began, so the oldest are stored first.
         chosen = [
             id for id in kernel.active if id in scarce and id not in self._asked and kernel.can_store(id)
         ]

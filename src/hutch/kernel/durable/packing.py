@@ -20,13 +20,13 @@ COMPRESSION_LEVEL = 1
 """Higher levels make large checkpoints a few percent smaller and take ten times as long."""
 PART_BYTES = 512 * 1024
 """Approximate size of a compressed part."""
-# Identifies the format. States that do not start with it were stored by earlier versions.
+# Prefix that identifies the format. States without this prefix were stored by earlier versions.
 _FORMAT = b"\xc1hutch2"
 _LENGTH_BYTES = 4
 
 
 def _zstd() -> Any:
-    # Imported late, because most processes never suspend a run.
+    # Import the module only when it is needed, because most processes never suspend a run.
     return import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
 
 

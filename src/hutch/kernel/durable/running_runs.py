@@ -88,8 +88,8 @@ class RunningRuns:
             await self._table.put(this_holder(), changed)
             self._stored |= stored
         if ended := [run_id for run_id in self._stored if run_id not in self._active]:
-            # Write the records of these runs first. If the process dies before they are written, the runs
-            # count as interrupted.
+            # Write the records of the ended runs before the runs are removed. If the process dies before the
+            # records are written, the runs count as interrupted.
             await self._flush_records()
             await self._table.remove(this_holder(), ended)
             for run_id in ended:

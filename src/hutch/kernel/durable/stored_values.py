@@ -51,7 +51,7 @@ class StoredValues:
                     f" known values: {', '.join(known) or 'none'}",
                 )
             found[name] = data
-        # In a thread, because a value may have megabytes.
+        # Decode in a thread, because a value may have megabytes.
         return await asyncio.to_thread(_encode, found)
 
 

@@ -189,8 +189,9 @@ class SuspendedRuns:
     async def resume(
         self, run_id: str, owner: str, providers: Sequence[Provider], *, is_holder_dead: bool = False
     ) -> tuple[Execution, RunHandle]:
-        """Takes a suspended run out of the store. `run` continues it. With `is_holder_dead`, the caller knows
-        that no other process continues the run. Raises ResumeError and VaultError.
+        """Takes a suspended run out of the store. The caller continues the run with the method `run`. With
+        `is_holder_dead`, the caller knows that no other process continues the run. Raises ResumeError and
+        VaultError.
         """
         store = await self._open_store()
         await self.check_owner(run_id, owner)
@@ -273,7 +274,8 @@ class SuspendedRuns:
         try:
             return await self._kernel.run(execution, run)
         except BaseException:
-            # The run is still held if the kernel refused it, for example because of a quota.
+            # If the kernel refused the run, for example because of a quota, this process still holds it. So
+            # make the run suspended again.
             if run.id in self._holds.runs:
                 await self.end_stored(run, None)
             raise
@@ -343,8 +345,8 @@ class SuspendedRuns:
                 async with share, self._continuing:
                     execution, run = await self.resume(run_id, owner, await provide_tools())
                     result = await self.run(execution, run)
-                # Continue once more if results arrived while the run continued, because they could not be
-                # delivered.
+                # Continue the run once more if results arrived meanwhile, because a result that arrives while
+                # the run is in progress reaches the guest only at the next continuation.
                 is_suspended = result.error is not None and result.error.code == SUSPENDED
                 has_answers = is_suspended and await self._has_answers(run_id)
         except ResumeError as error:
@@ -506,7 +508,8 @@ class SuspendedRuns:
         # Keep the row, so that no sealed copy of the run can be continued.
         if row is None or row.owner != owner or not await self._end(store, run_id, None, end):
             return False
-        # The record of a run that was just suspended may still be in the queue.
+        # Write the queued records first: the record to change may be among them if the run was suspended just
+        # now.
         await store.write_behind.flush()
         await store.runs.end_suspended(run_id, "cancelled")
         self._report_end(run_id, end)
@@ -546,8 +549,8 @@ class SuspendedRuns:
                 logger.warning("the suspended run %s ended: interrupted", row.run_id)
         for row in await store.checkpoints.delete_expired(await store.retention.now()):
             count += 1
-            # Also for an ended run: its record is still `suspended` if the process died before it wrote the
-            # record.
+            # Do this for ended runs, too. The record of such a run is still `suspended` if the process died
+            # before it wrote the record.
             await store.runs.end_suspended(row.run_id, "expired")
             if row.state != "ended":
                 logger.warning("the suspended run %s ended: expired", row.run_id)

@@ -54,7 +54,7 @@ class LiveSession:
             size -= self._unsaved.pop(turn).memory_bytes
 
     def count_memory(self) -> None:
-        """Charges the states that are in memory now."""
+        """Sets the session's memory charge to the size of the states that are in memory now."""
         if self.charge is not None:
             states = {
                 id(state): state for state in (self.state, *self._unsaved.values()) if state is not None
@@ -141,7 +141,8 @@ def _encode(state: TurnState) -> list[bytes]:
 
 async def decode_state(parts: Sequence[bytes], max_bytes: int) -> TurnState:
     """Decodes a state whose authenticity was checked. Raises SessionError."""
-    # Always in a thread: a few kilobytes may be the compressed form of a large memory.
+    # Decode even small states in a thread, because a few kilobytes may be the compressed form of a large
+    # memory.
     return await asyncio.to_thread(_decode, parts, max_bytes)
 
 

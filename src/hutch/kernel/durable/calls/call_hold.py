@@ -25,8 +25,8 @@ class CallHold:
     async def __call__(self, is_idempotent: bool) -> None:
         """Waits until the call may begin. Raises ToolError if the run could not be stored."""
         if self._is_released:
-            # The call may begin: it was accepted before the run was stored, so the stored state contains the
-            # call.
+            # The run is stored already. It was stored after this call was accepted, so the stored state
+            # contains the call.
             return
         if self._released is None:
             self._released = asyncio.get_running_loop().create_future()
@@ -48,8 +48,8 @@ class CallHold:
         if released is not None:
             error = ToolError(f"The call was not made, because the run could not be stored before: {reason}")
             released.set_exception(error)
-            # Read the exception, because asyncio logs an error for an unread one if all held calls were
-            # cancelled.
+            # Read the exception. If all held calls were cancelled, nothing else reads it, and asyncio would
+            # log an error.
             released.exception()
 
     def hold(self) -> None:

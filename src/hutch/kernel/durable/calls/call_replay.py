@@ -35,8 +35,8 @@ INTERRUPTED = "interrupted"
 
 class CallReplay:
     """Recorded calls of one run. A call of a guest that runs again gets the result of the recorded call with
-    the same tool and arguments. Every recorded call depended only on recorded results. So a guest that does
-    the same again makes all recorded calls before any other call.
+    the same tool and arguments. The guest made every recorded call when it knew only recorded results. So, if
+    it behaves the same way again, it makes all recorded calls before any other call.
     """
 
     def __init__(
@@ -149,7 +149,8 @@ class CallReplay:
     async def _answer(self, number: int, answer: Answer) -> None:
         data = msgspec.msgpack.encode(answer)
         if self._bytes + len(data) > MAX_RECORDED_BYTES:
-            # After a restart, the guest gets an error for this call.
+            # The call stays recorded without a result. If the guest runs again, it gets an error for this
+            # call.
             logger.warning(
                 "run %s: a result is not recorded, because the recorded results are too large", self._run_id
             )

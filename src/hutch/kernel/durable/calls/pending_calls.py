@@ -184,7 +184,7 @@ async def _check_result(call: StoredCall, answer: Answer, providers: Sequence[Pr
     if tool is None or tool.output_schema is None or answer.result_json is None:
         return
     value = await decode_large_value(answer.result_json)
-    # In a thread, because the schema may come from an MCP server and be expensive to check.
+    # Check in a thread, because the schema may come from an MCP server and be expensive to check.
     problems = await asyncio.to_thread(check_against_schema, dict(tool.output_schema), value, untrusted=True)
     if problems:
         raise InvalidExecution(f"results.{call.call_id}", str(problems[0]))
