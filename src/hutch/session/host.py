@@ -76,7 +76,9 @@ class Session:
     execution can be continued again from the same state.
     """
     relay: None = None
-    """Always None. A `RelayedSession` has a method of this name."""
+    """Always None, so that the multiplexer passes messages to `receive`. A `RelayedSession` has a method of
+    this name, which the multiplexer calls instead.
+    """
     saved: SavedSession | None = None
     """State of the execution if it was suspended."""
     log_lines = _log_chars = 0

@@ -44,7 +44,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     calls: Sequence[CallRecord] = ()
     """The first tool calls, in the order in which they ended; at most MAX_RECORDED_CALLS."""
     pending_calls: Sequence[PendingCall] = ()
-    """Tool calls that a suspended run waits for. Its error has the code `suspended`."""
+    """Tool calls that a suspended run waits for. The result of such a run has the error code `suspended`."""
     warnings: Sequence[str] = ()
     """Problems that did not stop the run, such as an MCP server that could not be reached."""
     files: Sequence[File] = ()

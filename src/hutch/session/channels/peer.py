@@ -16,8 +16,8 @@ START_TIMEOUT_SECONDS = 60.0
 # Error codes that are accepted from a runner. `timeout` is missing, because the host checks it by its own
 # clock.
 GUEST_CODES = frozenset({"runtime_error", "serialization_error", "result_too_large"})
-"""Accepted from a runner that shares its realm with the guest. The guest could forge these codes, but they
-affect only the guest itself.
+"""Error codes that are accepted from a runner that shares its realm with the guest. The guest could forge
+these codes, but that would affect only the guest itself.
 """
 RUNNER_CODES = GUEST_CODES | {"memory_limit", "internal_error"}
 
