@@ -46,7 +46,7 @@ export function replaceFlagAdvice(instead: string): void {
       super(typeof message === "string" ? apply(replace, message, [FLAG_ADVICE, instead]) : message, options);
     }
   }
-  // Deno creates permission errors with the class NotCapable, whose constructor calls `super`. That calls the
-  // constructor of the prototype of NotCapable, so replacing this prototype changes all permission errors.
+  // Deno creates permission errors with the class NotCapable. Its constructor calls `super`, which is always
+  // the current prototype of NotCapable. So replacing this prototype changes all permission errors.
   Object.setPrototypeOf(NotCapable, NotCapableBase);
 }

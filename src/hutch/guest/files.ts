@@ -42,13 +42,13 @@ interface Host {
 let inputs: FileInfo[] = [], host: Host;
 let unfinished = 0, onFinished: (() => void) | undefined;
 
-/** Defines the globals. They need `provideFiles`. */
+/** Defines the globals `files` and `display`, which work only after a call of `provideFiles`. */
 export function defineFiles(): void {
   defineProperty(globalThis, "files", { value: files, writable: true, configurable: true });
   defineProperty(globalThis, "display", { value: display, writable: true, configurable: true });
 }
 
-/** Removes the globals, but not variables of the guest with these names. */
+/** Removes the globals `files` and `display`, but keeps variables of the guest with these names. */
 export function removeFiles(): void {
   if ((globalThis as any).files === files) delete (globalThis as any).files;
   if ((globalThis as any).display === display) delete (globalThis as any).display;
@@ -106,7 +106,7 @@ const files = {
 
 function display(value: unknown, type?: string): Promise<void> {
   const shown = tracked(show(value, type));
-  // Most guests do not await `display`, so they would not notice its failure.
+  // Log a failure. Most guests do not await `display` and would not notice the failure otherwise.
   apply(then, shown, [undefined, (error: any) => host.log(`display: ${error?.message}`)]);
   return shown;
 }

@@ -78,8 +78,9 @@ function trustedError(code: string, message: string, error: Error = new CallSite
 }
 
 /**
- * Returns the stack of the current call in V8. Creates an error for this, because V8 formats the stack of an
- * error only once, and the error of the call does not have its message yet.
+ * Returns the stack of the current call in V8. Creates a separate error for this. Reading the stack of the
+ * call's own error now would fix the text of its stack before its message is known, because V8 formats a
+ * stack only once.
  */
 export function currentStack(): string | undefined {
   return stackOf(new CallSite());
@@ -287,7 +288,10 @@ function readText(read: () => unknown): string | undefined {
   }
 }
 
-/** The object has no prototype, so that a guest cannot give it a `toJSON`. */
+/**
+ * Returns the fields of an error in a message. The object has no prototype, so that a guest cannot give it a
+ * `toJSON`.
+ */
 function errorInfo(code: string, message: string, name?: string, stack?: string): ErrorInfo {
   return { __proto__: null, code, message, name, stack } as ErrorInfo;
 }

@@ -9,7 +9,7 @@ interface Process {
   kill: Kill;
   _kill: Kill;
   abort: () => void;
-  /** Called last by `exit`. */
+  /** Ends the process. It is the last function that `process.exit` calls. */
   reallyExit: (code?: number) => void;
 }
 

@@ -120,8 +120,8 @@ async function callFactory(
     }
   }
   if (firstResult) throw invalid(`${label} is a function that returns ${describe(firstResult.value)}`);
-  // Report an error that is not a TypeError, because a factory uses it to say what it needs. Functions that
-  // are not factories throw a TypeError such as "Cannot read properties of undefined".
+  // Report the first error that is not a TypeError, because a factory throws such an error to say what it
+  // needs. Functions that are not factories throw a TypeError such as "Cannot read properties of undefined".
   const reported = errors.find((error) => !(error instanceof TypeError));
   if (reported === undefined) throw invalid(`${label} is a function that throws ${messageOf(errors.at(-1))}`);
   throw toToolError("configuration_required", reported, packageName);

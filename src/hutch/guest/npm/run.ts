@@ -40,7 +40,7 @@ const CHECK_MS = 100;
 /** Provider through which the host checks parameters against a JSON Schema. */
 const PARAMS = "params";
 
-/** Shared by all executions of a package. */
+/** What all executions of a package share. */
 export interface Package {
   name: string;
   env: Record<string, string>;

@@ -25,8 +25,8 @@ export function programResult({ options }: Execute, program: Program): Result {
 }
 
 /**
- * Returns the length of a text in UTF-8 bytes. If no text of this `length` can exceed `maxBytes`, returns only
- * the `length`, which may be shorter.
+ * Returns the length of a text in UTF-8 bytes. If a text with this many characters cannot exceed `maxBytes`,
+ * returns the number of characters instead, which is faster and may be less than the number of bytes.
  */
 export function byteLength(text: string, maxBytes: number): number {
   return 3 * text.length <= maxBytes ? text.length : new TextEncoder().encode(text).length;

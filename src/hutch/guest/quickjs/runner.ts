@@ -39,8 +39,8 @@ const TIMED_OUT = { code: "timeout", message: "Execution timed out" };
 const MAX_OPEN_BYTES = 32 * 1024 * 1024;
 const COMPILER_HINT = "the deno engine compiles namespaces and decorators";
 /**
- * Matches QuickJS's messages about exhausted memory. QuickJS uses the last one if it has no memory left for
- * another.
+ * Matches QuickJS's messages about exhausted memory. QuickJS uses the last of these messages if it has no
+ * memory left for another message.
  */
 const OUT_OF_MEMORY = /^(out of memory|string too long|Invalid error message)$/;
 /** Text of an error: name and message. */
@@ -178,7 +178,8 @@ export class Runner {
     const run = this.#runs.get(id);
     if (!run) return;
     run.suspendBelow = maxBytes;
-    // Restart the count of items, because the host counts the items that it sends after `suspend`.
+    // Count the received items from 0 again, because the host also counts only the items that it sends after
+    // `suspend`.
     for (const call of run.calls) this.#calls.get(call)!.items = 0;
     if (!run.busy) this.#trySuspend(run);
   }

@@ -13,8 +13,8 @@ const PART_WORDS = 32 * 1024;
 export type VmState = Omit<SavedMemory, "words">;
 
 /**
- * State of a suspended execution, except for its memory. The host stores this state and sends it back. It
- * changes only the timers.
+ * State of a suspended execution, except for its memory. The host stores this state and sends it back. Of all
+ * fields, the host changes only `timers`.
  */
 export interface SuspendedState {
   memory: VmState;

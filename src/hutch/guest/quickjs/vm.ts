@@ -11,15 +11,21 @@ import { applyDifference, encodeDifference } from "./memory_difference.ts";
 const PAGE = 65536;
 /** Offset of the xorshift64* state in quickjs-wasi 3.6.2's JSContext; `checkRandom` checks it. */
 const RANDOM_STATE = 280;
-/** Enough for about 1,000 plain calls. V8 stops deeper native recursion, which ends the run. */
+/**
+ * Size of QuickJS's stack. It is enough for about 1,000 nested calls of plain functions. V8 stops deeper
+ * native recursion, and that ends the run.
+ */
 const STACK_BYTES = 262_144;
 const SLICE_MS = 5;
 /**
- * A guest may catch an out-of-memory error and continue, but not forever. QuickJS also reports no error if it
- * lacks memory for a job, so a guest that only creates jobs would never stop.
+ * Maximum number of times that QuickJS may run out of memory. A guest may catch such an error and continue,
+ * but not forever. QuickJS also reports no error if it lacks memory for a job, so a guest that only creates
+ * jobs would never stop.
  */
 const MAX_FAULTS = 1_000;
-/** A C function that calls no other may use this much of the stack without moving the stack pointer. */
+/**
+ * A C function that calls no other function may use this much of the stack without moving the stack pointer.
+ */
 const RED_ZONE_BYTES = 128;
 /** Size of the area for a call's arguments; its last word receives lengths. */
 export const SCRATCH_BYTES = 64;
@@ -28,7 +34,7 @@ export const SCRATCH_BYTES = 64;
  * for any characters. For such short texts, creating a separate array would take longer than encoding.
  */
 const MAX_SHORT_CHARS = 1_000;
-/** Flag of `qjs_compile`. */
+/** Flag of `qjs_compile`: the bytecode does not contain the source. */
 const STRIP_SOURCE = 1 << 4;
 
 interface Exports {
@@ -124,7 +130,10 @@ export class Vm {
   readonly #drive: (fn: number, self: number, argc: number, argv: number) => Promise<number>;
   #isOverdue: DeadlineCheck = never;
   #sliceEnd = 0;
-  /** The guest's time is up. Built-ins with callbacks can turn that into an error that the guest catches. */
+  /**
+   * True after the guest was stopped. Built-ins with callbacks can turn the interruption into an error that
+   * the guest catches, so code outside of the guest checks this field.
+   */
   #stopped = false;
   /** Continues the guest if it is suspended. */
   #resume: (value: number) => void = () => {};

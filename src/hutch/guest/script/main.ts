@@ -46,7 +46,10 @@ const MAX_ERROR_CHARS = 8_000;
 /** Names that scripts can use without an import. */
 const GLOBALS = ["tools", "ToolError"];
 
-/** Imports by the import map at run time; the bundler must not resolve it. */
+/**
+ * Imports a module that Deno finds with the import map at run time. The name is an argument here, so that the
+ * bundler does not try to resolve it.
+ */
 const load = (specifier: string): Promise<Record<string, unknown>> => import(specifier);
 
 class Run {

@@ -9,7 +9,9 @@ import { type Columns, GuestSyntaxError, type Program } from "./program.ts";
 import { assemble, buildCached, type Edit, importEdit, parseSource, position } from "./source.ts";
 
 const WRAPPER = "wrapper";
-/** Two nested functions, so that a wrapper can declare its own `module`. */
+/**
+ * Start of the program of a wrapper: two nested functions, so that a wrapper can declare its own `module`.
+ */
 const OPEN_WRAPPER = "(async (module, exports) => (async () => {";
 const CLOSE_WRAPPER = "\n})())";
 const OPEN_TRANSFORM = "(async () => { const transformFn = ";

@@ -109,7 +109,10 @@ function build(source: string): Program {
   return assemble(OPEN, text, edits, suffix + CLOSE, columns);
 }
 
-/** Returns the edits that make the last statement return its value. If it is only a function, it is called. */
+/**
+ * Returns the edits that make the last statement return its value. If the statement is a function and the
+ * only statement (`isOnly`), the edits also call the function.
+ */
 export function resultEdits(text: string, last: ExpressionStatement, isOnly: boolean): Edit[] {
   const { expression, start } = last, end = expressionEnd(text, last);
   const isFunction = isOnly &&

@@ -26,7 +26,10 @@ function describeFrame(frame: Frame): string {
   return apply(replace, text, [file, () => url]);
 }
 
-/** Formats the stack traces of V8 with `clean`. A guest may replace this, as usual. */
+/**
+ * Makes V8 format stack traces with `clean`. A guest may replace `Error.prepareStackTrace`, as in any V8
+ * program.
+ */
 export function formatStacks(clean: (stack: string) => string = withoutInternalFrames): void {
   const value = (error: unknown, frames: Frame[]) => {
     let stack: string = apply(describe, error, []);

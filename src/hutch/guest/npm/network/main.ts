@@ -1,7 +1,8 @@
 /**
  * Sends the package's TCP connections through the host's proxy; other protocols fail with a reason.
  *
- * This is not a security boundary, because the proxy is the jail's only connection.
+ * This is not a security boundary and need not be one: a package that gets around this code still reaches only
+ * the proxy, which is the jail's only connection.
  */
 
 import { bodyError, connectionError, fetchError, refusedError, translateCause } from "./errors.ts";
@@ -113,8 +114,8 @@ function withClient(init: any, client: () => Deno.HttpClient): any {
   if (init.client !== undefined) return init;
   const prototype = getPrototypeOf(init);
   if (prototype === Object.prototype || prototype === null) return { ...init, client: client() };
-  // `init` may be a Request, for example. The properties of a Request are inherited, so they cannot be copied
-  // as above.
+  // `init` may be a Request, for example. The properties of a Request are inherited, so a copy as above would
+  // not contain them.
   return new Proxy(init, {
     get: (target, name) => name === "client" ? client() : Reflect.get(target, name, target),
   });
@@ -125,8 +126,9 @@ async function throwIfFromProxy(response: Response): Promise<Response> {
   const code = response.headers.get("x-hutch-egress");
   if (code === null) return response;
   const { protocol, hostname: host, port } = new URL(response.url);
-  // The proxy removes this header from the responses of servers, but not inside tunnels, which are used for
-  // https.
+  // With http, only the proxy can have set the header, because the proxy removes it from the responses of
+  // servers. With https, a server may have set the header, because the proxy cannot change responses inside a
+  // tunnel.
   if (protocol !== "http:") return response;
   const reason = (await response.text()).trim();
   throw fetchError(connectionError({ host, port: Number(port || 80) }, code, reason));

@@ -6,7 +6,7 @@ import type { Zod3Converter } from "./zod3/convert.ts";
 
 const { parse, stringify } = JSON;
 
-/** `toJSONSchema` of a Zod 4. */
+/** The function `toJSONSchema` of one copy of Zod 4. */
 export type Zod4Converter = (schema: unknown, options: unknown) => unknown;
 
 /** Converters by version of Zod. Each is loaded only when a tool has a schema of that version. */
@@ -69,7 +69,7 @@ async function read(
         ? shapeFromZod4(schema)
         : hasOnly(schema, isZod3) && zod.zod3().fromShape(schema),
     () => isJsonSchema(schema) && schema,
-    // A lazy schema of the AI SDK.
+    // The AI SDK's lazy schemas are functions that return the schema.
     async () => typeof schema === "function" && await read(await schema(), zod, depth + 1),
   ];
   for (const source of sources) {

@@ -105,7 +105,7 @@ function string(def: Definition): JsonSchema {
   const patterns: string[] = [];
   for (const { check, format, pattern } of checksOf(def)) {
     if (check !== "string_format") continue;
-    // Leave out the pattern of a known format.
+    // For a known format, use `format` instead of the pattern.
     if (FORMATS[format]) schema.format = FORMATS[format];
     else if (pattern) patterns.push(pattern.source);
   }
@@ -194,8 +194,8 @@ function withDefault(def: Definition, at: Position): JsonSchema {
 }
 
 /**
- * Converts the wrapped schema. For a pipe, this is its input, or its output if the input is a transform,
- * which accepts anything.
+ * Converts the schema that another schema wraps. Of a pipe, converts the schema of the input. If that is a
+ * transform, which accepts anything, converts the schema of the output instead.
  */
 function inner({ innerType, in: first, out, getter }: Definition, at: Position): JsonSchema {
   const input = isZod4(first) && typeOf(first) === "transform" ? undefined : first;

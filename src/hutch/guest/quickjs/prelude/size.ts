@@ -59,7 +59,10 @@ function contentBytes(object: object, waiting: unknown[]): number {
   return size;
 }
 
-/** Returns undefined if the object is not of the method's class. */
+/**
+ * Returns the result of `read`. Returns undefined if `read` throws, because its object is not of the class
+ * that it expects.
+ */
 function tryRead(read: () => unknown): unknown {
   try {
     return read();

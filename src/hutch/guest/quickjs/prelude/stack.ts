@@ -22,7 +22,8 @@ function clean(stack: unknown): unknown {
 export const rawStack = get!;
 
 /**
- * Returns QuickJS's own stack of an error. The runner only needs the line, which is the same in the source.
+ * Returns QuickJS's own stack of an error, without cleaning it. The runner only needs the line number in it,
+ * which is the same in the program and in the guest's source.
  */
 export function uncleanStack(error: Error): string | undefined {
   const stack = apply(rawStack, error, []);

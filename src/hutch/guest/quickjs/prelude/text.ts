@@ -1,4 +1,4 @@
-/** `TextEncoder` and `TextDecoder`, implemented by those of the runner. */
+/** `TextEncoder` and `TextDecoder`, which use functions of the runner. */
 
 import { defineGlobalClass } from "./define.ts";
 import { decodeText as decode, encodeUtf8 } from "./host.ts";

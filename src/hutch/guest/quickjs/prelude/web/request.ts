@@ -8,8 +8,8 @@ const METHOD = /^[!#$%&'*+\-.^_`|~0-9A-Za-z]+$/;
 const NORMALIZED = /^(delete|get|head|options|post|put)$/i;
 const FORBIDDEN = /^(connect|trace|track)$/i;
 /**
- * Matches most URLs that the parser would not change. They skip the parser, because calling it takes longer
- * than all other work of the constructor.
+ * Matches most URLs that the parser would not change. The parser is not called for these URLs, because
+ * calling it takes longer than all other work of the constructor.
  */
 const NORMAL_URL = /^https:\/\/[a-z][a-z0-9-]*(?:\.[a-z][a-z0-9-]*)+\/[A-Za-z0-9\/_~?&=%+,;:@!$()*.-]*$/;
 const REDIRECTS = ["follow", "error", "manual"];
