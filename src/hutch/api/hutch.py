@@ -264,7 +264,7 @@ class Hutch:
         return await (await self._opened()).seal(run_id, owner)
 
     async def resolve(self, token: str, value: Any = None, *, error: str | None = None) -> str:
-        """Delivers the result of a call whose tool returned `Deferred(token)`, or its error.
+        """Delivers the result or the error of a call whose tool returned `Deferred(token)`.
 
         Returns the id of the run, which `resume` continues. Raises ResumeError and InvalidExecution.
         """
@@ -406,8 +406,8 @@ async def _run(kernel: Kernel, execution: Execution, run: RunHandle | None = Non
 def _external_pool(settings: Settings, command: Sequence[str]) -> Pool:
     from hutch.sandbox.runner.external import ExternalLauncher
 
-    # Use one VM, because an external runner has one session at a time. A runner may serve executions of all
-    # owners.
+    # Use one VM, because an external runner has one session at a time. Owners share the runners: the command
+    # of the runner determines how executions are isolated.
     pool_settings = msgspec.structs.replace(
         settings,
         quickjs_vms=1,

@@ -148,7 +148,9 @@ class Remote:
     async def run_session_request(
         self, request: SessionRequest, execution: Execution, run: RunHandle
     ) -> Result:
-        """Raises SessionError, and HutchError if the server does not support sessions."""
+        """Runs an action on a session of the server. Raises SessionError, and HutchError if the server does
+        not support sessions.
+        """
         await self._connected()
         if not self._has_sessions:
             raise HutchError(
