@@ -90,7 +90,7 @@ class App:
         self._ending: asyncio.Task[None] | None = None
         self._watching_memory: asyncio.Task[None] | None = None
         self.front: Front | None = None
-        """Connection to the workers of the cluster, if this is a server of one."""
+        """Connection to the workers of the cluster, if this server belongs to a cluster."""
         self._uplinks = JailUplinks(self.egress)
         self._launcher = Launcher(settings, jail, self._uplinks.open)
         self.pool = Pool(settings, self._launcher.launch)
@@ -145,8 +145,8 @@ class App:
         return app
 
     async def join_cluster(self) -> None:
-        """Places executions on the workers of the cluster, if the setting `cluster_url` names one. Raises
-        ClusterUnavailable.
+        """Connects to the cluster and places executions on its workers. Does nothing without the setting
+        `cluster_url`. Raises ClusterUnavailable.
         """
         if self.settings.cluster_url is not None:
             from hutch.app.cluster import open_front
@@ -164,7 +164,7 @@ class App:
         self._launcher.prepare_network()
         await self.pool.wait_warm(quickjs)
         if self.settings.quickjs_warm and not self.pool.stats().warm.get("quickjs"):
-            # No runner has started. Lease one, which raises the error of the failed start.
+            # No runner has started. Lease a runner, because the lease raises the error of the failed start.
             async with self.pool.lease(quickjs, "warm-up"):
                 pass
 
@@ -340,7 +340,8 @@ class App:
 
     async def _mcp_tools(self) -> tuple[list[Provider], dict[str, str]]:
         """Returns the tools of all MCP servers that are configured, and the names of the servers that are not
-        connected, each with an empty reason, because only the operator may see why.
+        connected. The reason for each such server is an empty text, because only the operator may see the
+        reason.
         """
         from hutch.protocols.toolscript.providers import unavailable_servers
 

@@ -44,7 +44,7 @@ class Storage:
     def __init__(
         self, settings: Settings, kernel: Kernel, recorder: RunRecorder, egress: EgressCounters | None = None
     ) -> None:
-        """`recorder` passes run records to the store while it is open. `egress` counts the requests of
+        """`recorder` passes run records to the store while the store is open. `egress` counts the requests of
         abilities.
         """
         self._egress = egress
