@@ -12,7 +12,7 @@ OTHER_OWNERS = "other"
 
 
 class Histogram:
-    """Durations in seconds, counted by upper bounds."""
+    """Durations in seconds, counted in buckets that have upper bounds."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds

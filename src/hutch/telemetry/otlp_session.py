@@ -12,7 +12,8 @@ from typing import Any
 import requests
 
 MAX_RESPONSE_BYTES = 64 * 1024
-# If one of these variables is set, the exporter uses the session of another package, which adds credentials.
+# If one of these variables is set, the exporter must use the HTTP session of the credential provider that the
+# variable names.
 _OTHER_SESSION = (
     "OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER",
     "OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER",
@@ -33,5 +34,5 @@ class BoundedSession(requests.Session):
 
 
 def bounded_session() -> BoundedSession | None:
-    """Returns the session, or None if the operator has chosen another one."""
+    """Returns a session that limits responses, or None if the operator has chosen another session."""
     return None if any(os.environ.get(name) for name in _OTHER_SESSION) else BoundedSession()

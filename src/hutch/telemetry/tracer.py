@@ -73,7 +73,7 @@ async def open_tracer() -> Tracer | None:
     """
     if not is_configured(os.environ):
         return None
-    # In a thread, because the import takes a quarter of a second.
+    # Open the tracer in a thread, because the import takes a quarter of a second.
     return await asyncio.to_thread(_open)
 
 
