@@ -1,4 +1,6 @@
-"""Content of a configuration file. The file is read only once, so that the checked content is used."""
+"""Content of a configuration file. The file is read only once, so that the content that is used is the
+content that was checked.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ class ConfigText(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        # Loaded when needed, because it loads OpenSSL.
+        # Import hashlib only when it is needed, because it loads OpenSSL.
         import hashlib
 
         return hashlib.sha256(self.data).hexdigest()
@@ -54,5 +56,5 @@ def read_config_text(path: Path, *, regular: bool = True) -> ConfigText | None:
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    # O_NONBLOCK, because opening a FIFO would otherwise wait for a writer.
+    # Use O_NONBLOCK, because opening a FIFO would otherwise wait for a writer.
     return os.open(path, flags | os.O_NONBLOCK)

@@ -169,8 +169,8 @@ def _with_new_names(
 
 
 def _warn_caller(message: str) -> None:
-    # Skips this function, _with_new_names, load_with_sources, load_settings and Hutch(), so that the warning
-    # names the caller's line.
+    # The stack level skips this function, _with_new_names, load_with_sources, load_settings and Hutch(), so
+    # that the warning names the line that calls Hutch().
     warnings.warn(message, DeprecationWarning, stacklevel=6)
 
 
@@ -231,8 +231,8 @@ def _from_file(path: Path) -> dict[str, _Sourced]:
         reason = error.strerror if isinstance(error, OSError) else error
         raise SettingError(f"{path}: cannot be read: {reason}") from None
     values = _from_toml(path, text)
-    # Paths are relative to the file. Relative to the current directory, they could name files that another
-    # user wrote.
+    # Resolve paths relative to the file. Relative to the current directory, a path could lead to a file that
+    # another user wrote.
     for key in ("home", "mcp_config"):
         if key in values:
             value, where = values[key]
