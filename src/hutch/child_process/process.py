@@ -40,7 +40,8 @@ class ChildProcess:
         reaper_end: int | None = None
         if reaped:
             reaper_end, self._control = os.pipe()
-            # -I and -S, so that variables for the program do not affect the Python process of the reaper.
+            # With -I and -S, the Python process of the reaper ignores environment variables that are meant
+            # for the program.
             command = (sys.executable, "-I", "-S", _REAPER, str(reaper_end), *command)
         try:
             self._process = subprocess.Popen(
@@ -104,7 +105,7 @@ class ChildProcess:
         self._close_control()
 
     def kill(self) -> None:
-        """Kills the process. A program dies with its reaper."""
+        """Kills the process. If this is a reaper, its program dies with it."""
         self._process.kill()
 
     def close(self) -> None:

@@ -20,7 +20,8 @@ import time
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-# Time that the command has to exit by itself after its stdin is closed. MCP servers and REP runtimes do so.
+# Time that the command has to exit by itself after its stdin is closed. MCP servers and REP runtimes exit
+# when their stdin is closed.
 EXIT_SECONDS = 0.5
 TERMINATE_SECONDS = 0.5
 KILL_SECONDS = 2.0
@@ -41,8 +42,8 @@ def main() -> int:
             exec_command(command)
         os._exit(127)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        # This process exits after the program, so these signals must not end it. They get handlers, because
-        # ignored signals would be inherited.
+        # This process exits after the program, so these signals must not end it. Set handlers that do nothing
+        # rather than ignoring the signals, because the program would inherit ignored signals.
         signal.signal(number, lambda *_: None)
     # Only the program may hold its pipes open, so this process closes its copies.
     null = os.open(os.devnull, os.O_RDWR)
