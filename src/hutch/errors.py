@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
-from os.path import lexists  # Path.exists raises PermissionError
+from os.path import lexists  # unlike Path.exists, never raises PermissionError
 from pathlib import Path
 from typing import Any, Literal
 
@@ -136,8 +136,8 @@ class ExecutionError(HutchError):
         return type(self), fields
 
 
-# Matches the position at the end of a syntax error's message, and that of a type error, which is on its own
-# line.
+# Matches the position in the message of a syntax error, where it is at the end, or of a type error, where it
+# is on its own line.
 _POSITION = re.compile(r"\(\d+:\d+\)$|^  \S+:\d+:\d+$", re.M)
 
 

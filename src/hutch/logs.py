@@ -61,7 +61,8 @@ def shows_error_messages() -> bool:
 
 def _add_fields(_: Any, __: str, event: EventDict) -> EventDict:
     """Adds the items of the record's attribute `fields` to the log event. If the record has an attribute
-    `event`, this short name replaces the message, because the message repeats some of the fields.
+    `event`, which is a short name, its value replaces the message, because the message repeats some of the
+    fields.
     """
     record: logging.LogRecord = event["_record"]
     event["event"] = getattr(record, "event", event["event"])
@@ -70,8 +71,8 @@ def _add_fields(_: Any, __: str, event: EventDict) -> EventDict:
 
 
 def _renderers(settings: Settings) -> list[Processor]:
-    """Returns renderers that omit the values of variables from tracebacks, because these may be guest code or
-    secrets.
+    """Returns renderers that omit the values of variables from tracebacks, because such a value may be guest
+    code or a secret.
     """
     from structlog import dev, processors
 

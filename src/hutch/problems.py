@@ -1,4 +1,6 @@
-"""Problems of a request or a file. Lists of them are bounded in number and length."""
+"""Problems of a request or a file. Lists of problems have a maximum number of problems, and each problem a
+maximum length.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def first_problems(problems: Iterable[Problem], max_problems: int = MAX_PROBLEMS) -> list[Problem]:
     """Returns the first `max_problems` problems. If there are more, adds a last problem with the message
-    MORE_PROBLEMS. Takes at most one problem more than that from the iterator.
+    MORE_PROBLEMS. Takes at most `max_problems` + 1 problems from the iterator.
     """
     found = list(islice(problems, max_problems + 1))
     return found if len(found) <= max_problems else [*found[:-1], Problem("", MORE_PROBLEMS)]

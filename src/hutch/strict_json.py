@@ -32,9 +32,9 @@ def find_excess(text: bytes, max_depth: int, max_values: int) -> Literal["depth"
     """Returns the limit that a JSON text exceeds: it nests arrays and objects more than `max_depth` levels
     deep, or has more than `max_values` values after the first. Returns None if it is within both limits.
 
-    Does not parse the text. Takes time linear in its length, and little memory. Everything that a guest, a
-    client or an upstream controls is checked by this before it is decoded. In malformed text, only the part
-    before the error is counted correctly.
+    Does not parse the text. Takes time linear in its length, and little memory. Every text that a guest, a
+    client or an upstream controls is checked with this function before it is decoded. In malformed text, only
+    the part before the error is counted correctly.
     """
     if len(text) <= max_depth and len(text) <= max_values:
         return None
@@ -128,7 +128,8 @@ def _nests_deeper(brackets: bytes, depth: int, max_depth: int) -> bool:
     for start in range(0, len(brackets), _CHUNK):
         chunk = brackets[start : start + _CHUNK]
         opened = chunk.count(b"[")
-        # Examine a chunk byte by byte only if it comes near the limit, because few chunks do.
+        # Examine a chunk byte by byte only if it opens enough brackets to exceed the limit, because few
+        # chunks do.
         if (
             depth + opened > max_depth
             and depth + max(accumulate(map(_DEPTH_CHANGE.__getitem__, chunk))) > max_depth
