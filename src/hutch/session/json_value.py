@@ -28,8 +28,8 @@ from hutch.strict_json import MAX_VALUES, find_excess, finite_float, is_too_deep
 
 MAX_DEPTH = 128
 SHORT_TEXT_BYTES = 1024 * 1024
-# Maximum size of a text with lone surrogates, which only Python's own parser accepts. It takes 12 ms for a
-# MiB.
+# Maximum size of a text with lone surrogates, which only Python's own parser accepts. That parser takes 12 ms
+# for a MiB.
 MAX_SURROGATE_BYTES = 4 * 1024 * 1024
 
 
@@ -108,7 +108,7 @@ def decode_bounded(line: bytes) -> Any:
             raise NotJsonSafe(message) from None
     try:
         # msgspec refuses no valid JSON except lone surrogates. So the text is valid if msgspec accepts it
-        # without them.
+        # after the surrogates are masked.
         decoder.decode(mask_surrogates(line))
         return json.loads(line.decode())
     except (ValueError, RecursionError) as error:
@@ -197,14 +197,14 @@ def _convert(value: Any) -> Any:
     raise TypeError(type(value).__name__)
 
 
-# `json.JSONEncoder.encode` creates such an encoder for every value, which takes 2 to 4 µs. This one does not
-# look for cycles, so a cycle raises RecursionError.
+# The encoder is created only once, because creating one takes 2 to 4 µs, which `json.JSONEncoder.encode` does
+# for every value. This encoder does not look for cycles, so a cycle raises RecursionError.
 _encode_parts: Callable[[object, int], tuple[str, ...]] = c_make_encoder(
     None, _convert, encode_basestring_ascii, None, ":", ",", False, False, False
 )
 
-# JavaScript reads integers with more digits as Infinity. They are rare, so only text with that many digits in
-# a row is checked again.
+# JavaScript reads integers with more digits as Infinity. Such integers are rare, so only text with that many
+# digits in a row is checked again.
 _MAX_INTEGER_DIGITS = 308
 _DIGITS_TO_ZERO = bytes.maketrans(b"123456789", b"000000000")
 _TOO_MANY_DIGITS = b"0" * (_MAX_INTEGER_DIGITS + 1)

@@ -25,8 +25,8 @@ _UNKNOWN_NAME = re.compile(r"^(?:Cannot find name )?'?(\w+)'?(?: is not defined)
 def python_hint(code: str, problem: str = "") -> str | None:
     """Returns PYTHON_HINT if code that JavaScript refuses looks like Python, otherwise None.
 
-    `problem` is the message of JavaScript or TypeScript. If it reports an unknown name, the code counts as
-    Python only if that name is in _PYTHON_NAMES.
+    `problem` is the message of JavaScript or TypeScript. If this message reports an unknown name, the code
+    counts as Python only if that name is in _PYTHON_NAMES.
     """
     unknown = _UNKNOWN_NAME.match(problem)
     if unknown and unknown[0] != unknown[1] and unknown[1] not in _PYTHON_NAMES:

@@ -284,7 +284,7 @@ class _Piece:
         """Start, end and value of each long string."""
 
     def scan(self, outside: bytes) -> None:
-        """Reads the characters outside of strings. Raises NotJsonSafe if they nest too deeply."""
+        """Reads the characters outside of strings. Raises NotJsonSafe if the brackets nest too deeply."""
         brackets = outside.translate(None, _NOT_BRACKETS)
         stack, lowest = self.stack, self.lowest
         for bracket in brackets:

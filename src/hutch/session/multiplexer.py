@@ -112,8 +112,8 @@ class Multiplexer:
         return session
 
     def add(self, session: Session) -> None:
-        """Adds a session that was created with this multiplexer's `peer`, and passes it its messages from now
-        on. The caller calls `Session.begin`.
+        """Adds a session that was created with this multiplexer's `peer`. From now on, the session gets its
+        messages from the runner. The caller calls `Session.begin`.
         """
         self.sessions[session.id] = session
         if self.close_reason is not None:

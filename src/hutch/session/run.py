@@ -442,8 +442,8 @@ class RunHandle(msgspec.Struct, eq=False):
         return True
 
     def suspend(self) -> None:
-        """Suspends the run when it next waits for tools or timers. It is not continued in this process, even
-        if all its calls have results.
+        """Suspends the run when it next waits for tools or timers. The run is not continued in this process,
+        even if all its calls have results.
         """
         self.must_suspend = True
         if self.session is not None:

@@ -108,8 +108,9 @@ class ChannelServer:
         owner: str,
         continues_traces: bool = False,
     ) -> None:
-        """With `continues_traces`, the peer's spans become the parents of its executions' spans. Set it only
-        if there is a tracer; otherwise the peer's trace context would only be passed on to other programs.
+        """With `continues_traces`, the peer's spans become the parents of its executions' spans. Set this
+        argument only if there is a tracer. Otherwise the peer's trace context would only be passed on to
+        other programs.
         """
         self.dropped = 0
         self._pending = pending

@@ -224,8 +224,8 @@ class TypeRenderer:
         members += [("", f"{property_key(name)}: unknown") for name in required if name not in properties]
         others = self._other_properties(schema, root, inner)
         if others is not None:
-            # With named members, the index signature must allow any type, because TypeScript applies it to
-            # these members, too.
+            # With named members, the index signature must allow any type, because TypeScript applies the
+            # index signature to these members, too.
             members.append(("", f"[key: string]: {(self._any_type if members else others).text}"))
         elif not members:
             closed = schema.get("additionalProperties") is False

@@ -202,8 +202,8 @@ _PLAIN_TYPES = (str, bool, type(None))
 
 
 def _plain_scalar(value: Any) -> Any:
-    """Converts subclasses, which may have their own JSON form, to plain values. Returns None for numbers that
-    are not JSON, and True for other objects.
+    """Converts instances of subclasses of str, int and float, which may have their own JSON form, to plain
+    values. Returns None for numbers that are not JSON, and True for other objects.
     """
     if value is None or isinstance(value, bool):
         return value

@@ -396,7 +396,7 @@ async def _in_thread(work: Callable[[], Any]) -> Any:
     """Runs `work` in one of MAX_THREADS threads.
 
     Work that is cancelled before it starts never starts. Work that is cancelled later continues and keeps its
-    thread. So no number of executions can create more threads.
+    thread. So there are never more threads, however many executions are cancelled.
     """
     context = contextvars.copy_context()
     return await asyncio.get_running_loop().run_in_executor(_thread_pool(), context.run, _run_work, work)
