@@ -45,8 +45,8 @@ os.register_at_fork(after_in_child=host_id.cache_clear)
 
 
 def has_host_exited(id: str) -> bool:
-    """Returns True if the host with this id has exited. Returns False for hosts in other pid namespaces,
-    which are not visible.
+    """Returns True if the host with this id has exited. Returns False for a host in another pid namespace,
+    because this process cannot see such a host.
     """
     try:
         namespace, pid, start = map(int, id.split("-"))

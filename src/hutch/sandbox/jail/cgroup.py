@@ -16,8 +16,8 @@ from hutch.sandbox.temp_dirs import has_host_exited, host_id
 
 Version = Literal["v1", "v2"]
 
-# Name of a group. It contains pid namespace, pid and start time of its host, which tell whether the host
-# still runs.
+# Matches the name of a group. The name contains the pid namespace, the pid and the start time of the host
+# that created the group. They tell whether the host still runs.
 _NAME = re.compile(r"hutch-\d+-\d+-\d+-\d+")
 # Version 2 forbids processes in a group whose children have limits. So the host moves to its own leaf group,
 # beside the groups of the jails.

@@ -81,8 +81,8 @@ class Launch(msgspec.Struct, frozen=True):
 class Command(msgspec.Struct):
     """Arguments for starting a launch as a process.
 
-    Leaving the context closes the owned descriptors, so leave it after the start. Start the process from a
-    thread that outlives the guest, because the kernel kills a guest with the *thread* that started it.
+    Leaving the context closes the owned descriptors, so leave the context after the start. Start the process
+    from a thread that outlives the guest, because the kernel kills a guest with the *thread* that started it.
     """
 
     argv: list[str]
@@ -170,9 +170,9 @@ class Jail:
     ) -> None:
         """`library_copies`: copies of Deno's libraries. Without them, the libraries are mounted one by one.
 
-        `use_seccomp`: use a seccomp filter. `disable_userns`: forbid user namespaces inside. These options
-        apply only if the machine and bubblewrap support them. The self-test turns them off if a jail does not
-        start otherwise.
+        `use_seccomp`: use a seccomp filter. `disable_userns`: forbid user namespaces inside. These two
+        options apply only if the machine and bubblewrap support them. The self-test turns an option off if a
+        jail does not start with it.
         """
         if isolation == "container" and bwrap is None:
             raise ValueError("a container needs bubblewrap")

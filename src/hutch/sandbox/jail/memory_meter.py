@@ -54,8 +54,8 @@ class MemoryWatch:
                     self._statm_fds[pid] = os.open(f"/proc/{pid}/statm", os.O_RDONLY)
 
     def _anonymous_bytes(self, pid: int) -> int:
-        """Returns the memory of a process without mapped files, most of which are parts of Deno's binary that
-        all processes share.
+        """Returns the memory of a process. Mapped files are not counted, because most of them are parts of
+        Deno's binary, which all processes share.
         """
         try:
             # Read the file that is already open. Opening it by pid could open the file of another process

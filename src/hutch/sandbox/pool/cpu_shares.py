@@ -23,8 +23,8 @@ DECAY = 0.5 ** (TICK_SECONDS / 0.5)
 # A process counts as computing if it used more CPU time than this in a tick. The value is low, because other
 # programs may use the cores too.
 COMPUTING_SECONDS = 0.001
-# Fractions of the owners' average CPU time. Above the first, an owner's processes are put into the
-# background. Below the second, they are brought back.
+# Fractions of the owners' average CPU time. The processes of an owner that uses more than the first fraction
+# are put into the background. They are brought back when the owner uses less than the second fraction.
 BACKGROUND_ABOVE, FOREGROUND_BELOW = 0.5, 0.25
 # An owner that uses less than this fraction of one core is never put into the background, because other busy
 # programs may make the average of the owners low.

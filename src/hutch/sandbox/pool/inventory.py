@@ -44,7 +44,7 @@ class RunnerInventory:
         return bool(self.warm.get(profile)) or self.starting[profile] > 0
 
     def add_warm(self, runner: Runner, *, first: bool = False) -> None:
-        """Adds an unused runner. With `first`, it is taken next."""
+        """Adds an unused runner. With `first`, this runner is the next one that is taken."""
         ready = self.warm.setdefault(runner.profile, deque())
         if first:
             ready.appendleft(runner)

@@ -95,9 +95,9 @@ class Lease:
 
         `inputs`: JSON text of the guest's variables. `files`, `saved`, `answers`, `max_saved_bytes`, `turn`
         and `max_wait_seconds`: see `Session`; if the guest was suspended, `run.session.saved` is set.
-        `may_poll`: returns True if the runner may use a core to poll for the next tool result.
-        `max_seconds`: cancels the execution after this time. If the runner has not started the execution by
-        then, it is busy with another one and does not count as unresponsive.
+        `may_poll`: returns True if the runner may use a core to poll for the next tool result. `max_seconds`:
+        cancels the execution after this time. If the runner has not started the execution by then, another
+        execution keeps the runner busy, and the runner does not count as unresponsive.
         """
         runner = self._runner
         multiplexer = runner.multiplexer

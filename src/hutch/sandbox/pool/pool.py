@@ -87,7 +87,7 @@ class Pool:
         return None if runner is None else Lease(self, profile, owner, runner)
 
     def try_acquire(self, profile: Profile, owner: str) -> Runner | None:
-        """Takes a runner like `acquire`, or returns None if it would have to wait."""
+        """Takes a runner like `acquire`, or returns None if `acquire` would have to wait."""
         self._schedule_cleanup()
         if self._closed or self._waiters.has(profile, owner):
             return None
@@ -369,7 +369,8 @@ class Pool:
     # --- ending ---
 
     def _mark_unresponsive(self, runner: Runner, session: AnySession) -> None:
-        """Gives the runner no new executions. Kills it, with its other executions, if it stays silent.
+        """Gives the runner no new executions. Kills the runner, with its other executions, if the runner
+        stays silent.
 
         If the runner has not started the session's execution, another execution may be blocking it with a
         long native call. That execution ends at its own time limit, so the runner is killed only when no

@@ -47,8 +47,8 @@ class _Turn(NamedTuple):
 class WaitQueue:
     """Waiting executions, with one heap of owners for each profile.
 
-    Adding, removing and serving an execution takes O(log n) time, where n is the number of waiting owners. It
-    does not depend on how many executions an owner has waiting.
+    Adding, removing and serving an execution takes O(log n) time, where n is the number of waiting owners.
+    This time does not depend on how many executions of an owner wait.
     """
 
     def __init__(self, shares: PoolShares) -> None:
@@ -91,7 +91,7 @@ class WaitQueue:
         del queue.waiters[waiter]
         self._length -= 1
         if not queue.waiters:
-            # Keep the owner's entry in the heap. `_next` drops the entry when it is the first.
+            # Keep the owner's entry in the heap. `_next` drops the entry when the entry comes first.
             del queues[waiter.owner]
             self._compact(waiter.profile)
 
@@ -107,7 +107,7 @@ class WaitQueue:
             heapq.heapify(heap)
 
     def serve_owner(self, profile: Profile, owner: str, take: Callable[[Waiter], Runner | None]) -> None:
-        """Gives runners to the waiters of one owner as long as `take` returns them."""
+        """Gives runners to the waiters of one owner as long as `take` returns a runner."""
         queue = self._queues.get(profile, {}).get(owner)
         while queue is not None and queue.waiters and self._give(next(iter(queue.waiters)), take):
             pass
@@ -118,7 +118,7 @@ class WaitQueue:
         take: Callable[[Waiter], Runner | None],
         may_skip: Callable[[Waiter], bool],
     ) -> None:
-        """Gives runners to owners in the order of their turns as long as `take` returns them.
+        """Gives runners to owners in the order of their turns as long as `take` returns a runner.
 
         `take` returns None if no runner is free for the waiter. `may_skip` then returns True if the reason is
         the share of this waiter's owner, so that a runner may be free for the next owner.

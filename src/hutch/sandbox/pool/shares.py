@@ -1,5 +1,5 @@
 """Shares of each owner in a pool: how many processes, places in the queue, and executions in shared processes
-it may have.
+the owner may have.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class PoolShares:
         return owner if profile.engine_spec.own_process else self.owner_key(owner)
 
     def may_run(self, profile: Profile, owner: str) -> bool:
-        """Returns False if owners share processes and this owner's executions already use up its share of
-        them.
+        """Returns False if owners share processes and this owner already has as many executions in shared
+        processes as its share allows.
         """
         if self._shared_executions is None or profile.engine_spec.own_process:
             return True
@@ -82,8 +82,8 @@ class PoolShares:
             runner.holder = None
 
     def explain_wait(self, profile: Profile, owner: str) -> ShareLimit | None:
-        """Returns the limit of this owner that makes an execution wait, or None if it waits for another
-        reason.
+        """Returns the limit of this owner that makes an execution wait, or None if the execution waits for
+        another reason.
         """
         if not self.may_run(profile, owner):
             assert self._shared_executions is not None

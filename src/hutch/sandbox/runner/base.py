@@ -105,7 +105,9 @@ class Runner(ABC):
         return None
 
     def take_output(self) -> bytes:
-        """Returns the output on stdout and stderr since the last call, if it is not streamed."""
+        """Returns the output on stdout and stderr since the last call. Output that was streamed is not
+        included.
+        """
         return b""
 
     async def collect(self) -> None:

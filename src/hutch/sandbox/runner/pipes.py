@@ -73,8 +73,8 @@ class WakeupFile:
 class RunnerListener:
     """Listens on a Unix socket and connects `protocol` to the first client.
 
-    An `asyncio.Server` leaks a connection that it accepts in the same iteration of the event loop in which it
-    is closed: `Server._attach` raises AssertionError.
+    This class does not use `asyncio.Server`. If a server accepts a connection in the iteration of the event
+    loop in which the server is closed, `Server._attach` raises AssertionError and the connection leaks.
     """
 
     def __init__(self, protocol: asyncio.Protocol, path: Path) -> None:

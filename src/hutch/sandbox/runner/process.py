@@ -39,7 +39,7 @@ IMPORT_SECONDS = 30.0
 WARM_UP = b'{"type":"warm_up"}\n'
 WARM_UP_SECONDS = 0.005
 # A runner that has received an execution counts as lost if it sends nothing for this time. Its process may
-# have been stopped, or another guest in it may be blocking it with a long native call.
+# have been stopped, or another guest may be blocking the process with a long native call.
 MAX_SILENCE_SECONDS = 5.0
 # Time for a guest program to exit after it closed its channel.
 EXIT_SECONDS = 1.0
@@ -51,8 +51,8 @@ class Uplink(Protocol):
     """Host side of a jail's only network connection."""
 
     def begin_run(self, run_id: str) -> Sequence[Any]:
-        """Called before a run starts. Returns the list of its outgoing requests, which is filled during the
-        run.
+        """Called before a run starts. Returns a list that is filled with the outgoing requests of the run
+        while the run is in progress.
         """
 
     def close(self) -> None:
@@ -339,7 +339,9 @@ class RunnerProcess(Runner):
         return ProcessExit("its process ended", self._process.returncode, self._out_of_memory)
 
     def take_output(self) -> bytes:
-        """Returns the output on stdout and stderr since the last call, if it is not streamed."""
+        """Returns the output on stdout and stderr since the last call. Output that was streamed is not
+        included.
+        """
         self._drain()
         output = bytes(self._output)
         self._output.clear()
