@@ -273,8 +273,8 @@ class FairUse:
             logger.warning("the quota of %s cannot be read: %s", subject, error)
             return
         finally:
-            # Keep `first_read` if it is another task: a new first read may have begun meanwhile, for example
-            # on the next day.
+            # Reset `first_read` only if it is this task: a new first read may have begun meanwhile, for
+            # example on the next day.
             if account.first_read is asyncio.current_task():
                 account.first_read = None
         account.quota = quotas.get(subject, Quota())

@@ -276,7 +276,7 @@ class Kernel:
                 await self._reload(session, load)
                 assert session.result is not None
                 return session.result
-            # Other tools have returned since the guest was suspended, so it can continue immediately.
+            # Other tools have returned since the guest was suspended, so the guest can continue immediately.
             assert session.saved is not None
             if call_hold is not None:
                 call_hold.hold()
@@ -348,8 +348,8 @@ class Kernel:
         return load
 
     async def _retry(self, execution: Execution, run: RunHandle, result: Result) -> Result:
-        """Returns the result of a run whose first attempt failed, after further attempts where these are
-        safe.
+        """Returns the result of a run whose first attempt failed. Makes further attempts first, as long as a
+        retry is safe.
         """
         retries = 0
         while not result.ok and self._may_retry(execution, run):
@@ -415,8 +415,8 @@ class Kernel:
                 self._leases -= 1
 
     def store_waiting_runs(self) -> None:
-        """Stores durable runs whenever they wait from now on, because the process will end. The runs still
-        continue in this process as long as it lives.
+        """From now on, stores each durable run when it waits, because the process is going to end. Until
+        then, the runs still continue in this process.
         """
         self._is_draining = True
         for execution, run in list(self.active.values()):

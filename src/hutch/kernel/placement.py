@@ -69,7 +69,7 @@ class Placement(Protocol):
     """Decides whether an execution runs here or on another machine."""
 
     def lease(self, execution: Execution, run_id: str) -> Lease:
-        """Returns a lease of a runner, like `Pool.lease`. Entering it chooses the machine."""
+        """Returns a lease of a runner, like `Pool.lease`. The machine is chosen when the lease is entered."""
 
     def has_workers(self, profile: Profile) -> bool:
         """Returns True if another machine can run executions of this engine."""

@@ -20,7 +20,7 @@ MAX_PROCESS_SHARE = 0.75
 MIN_FREE_SHARE = 0.1
 """Part of the machine's memory below which waiting runs of all processes are stored."""
 MAX_STORED_AT_ONCE = 32
-# Time after which storing a run is tried again if it failed.
+# Time after which the process tries again to store a run that it could not store.
 _ASK_AGAIN_SECONDS = 30.0
 _MEMINFO = Path("/proc/meminfo")
 

@@ -50,7 +50,7 @@ def pack(header: bytes, data: Sequence[bytes]) -> list[bytes]:
 def unpack(parts: Sequence[bytes], max_bytes: int) -> tuple[bytes, list[bytes]]:
     """Returns the header and the data, in parts of at most MEMORY_PART_BYTES.
 
-    Raises ResumeError if they are invalid, come from an earlier version, or have more than `max_bytes`.
+    Raises ResumeError if the parts are invalid, come from an earlier version, or have more than `max_bytes`.
     """
     pieces = list(_decompress(parts, max_bytes))
     start = pieces[0] if pieces else b""

@@ -96,7 +96,7 @@ class RunningRuns:
                 del self._stored[run_id]
 
     async def close(self) -> None:
-        """Removes the runs of this process, which have ended."""
+        """Removes the runs of this process from the store, because all of them have ended."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         if self._stored:

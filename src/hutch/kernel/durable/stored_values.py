@@ -1,4 +1,6 @@
-"""Large results of code. Their owner's next calls can use them by name, instead of sending them again."""
+"""Stores large results of code. Later calls of the same owner can use a stored result by its name instead of
+sending it again.
+"""
 
 from __future__ import annotations
 

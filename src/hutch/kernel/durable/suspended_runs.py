@@ -149,7 +149,7 @@ class SuspendedRuns:
 
         If `result` is None, or if the process shuts down before the run has ended, the run becomes suspended
         again, so that another process can continue it, and this method returns False. If the run has called a
-        tool since it was stored, it counts as interrupted.
+        tool since it was stored, the run counts as interrupted.
         """
         if result is not None and result.error is not None and result.error.code == SUSPENDED:
             return False
@@ -518,8 +518,9 @@ class SuspendedRuns:
         return True
 
     async def request_cancel(self, run_id: str, owner: str) -> bool:
-        """Stops a run that another process continues, within a few seconds. The run finishes the calls that
-        it has begun and makes no others. Returns False if no process continues it.
+        """Requests the cancellation of a run that another process continues. That process stops the run
+        within a few seconds. The run finishes the calls that it has begun and makes no others. Returns False
+        if no process continues the run.
         """
         return await (await self._open_store()).checkpoints.request_cancel(run_id, owner)
 

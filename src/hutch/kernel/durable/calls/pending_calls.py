@@ -140,8 +140,8 @@ class PendingCalls:
         self, run_id: str, call_id: str, decision: str, decided_by: str | None, *, digest: str | None = None
     ) -> bool:
         """Stores a decision, which this process carries out. `digest` is the SHA-256 of the arguments that
-        the person saw. Returns False if the call already has a decision or no longer waits. The caller has to
-        call `answer`, or `abandon` if that is not possible.
+        the person saw. Returns False if the call already has a decision or no longer waits. Otherwise the
+        caller has to call `answer` with the result of the call, or `abandon` if there is no result.
         """
         store = await self._open_store()
         is_first = await store.checkpoints.decide(
@@ -158,7 +158,9 @@ class PendingCalls:
         return is_first
 
     def abandon(self, call_id: str) -> None:
-        """Lets the hold on an approved call expire, because it is not known whether the call was made."""
+        """Stops extending this process's hold on an approved call, so that the hold expires. Used if it is
+        not known whether the call was made.
+        """
         self._holds.calls.discard(call_id)
 
     async def journal(self, run_id: str, call_id: str, answer: Answer) -> None:
