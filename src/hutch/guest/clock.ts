@@ -1,4 +1,7 @@
-/** A clock and a timer that need no further modules of Deno. Captured before guest code can replace them. */
+/**
+ * A clock and a timer that need no further modules of Deno. This module captures the built-ins that it needs
+ * before guest code can replace them.
+ */
 
 const { apply } = Reflect;
 const { now } = performance;

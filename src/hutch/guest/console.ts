@@ -1,8 +1,8 @@
-/** The methods of `console`, based on a function that prints a line. Shared by the engines. */
+/** The methods of `console`, based on a function that prints a line. All engines use this module. */
 
 import { toLog } from "./json.ts";
 
-/** Captured before guest code can replace it. */
+/** Captures the function here, before guest code can replace it. */
 const { now } = Date;
 const PLAIN = ["log", "info", "warn", "error", "debug", "trace"];
 

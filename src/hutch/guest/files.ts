@@ -21,7 +21,7 @@ const { then } = Promise.prototype;
 const Bytes = Uint8Array, Buffer = ArrayBuffer, Encoder = TextEncoder, Decoder = TextDecoder;
 const { encode } = Encoder.prototype, { decode } = Decoder.prototype;
 
-/** Size of a piece in bytes. Encoded in Base64, it must fit into the input of a tool call. */
+/** Size of a piece in bytes. A piece must fit into the input of a tool call after it is encoded in Base64. */
 const PIECE_BYTES = 384 * 1024;
 
 export interface FileInfo {
@@ -139,7 +139,7 @@ async function send(label: string, name: string | null, bytes: Uint8Array, type?
   } while (offset < size);
 }
 
-/** Counts a write, so that the execution does not end before it. */
+/** Counts a write while it is in progress, so that the execution does not end before the write. */
 function tracked(writing: Promise<void>): Promise<void> {
   unfinished++;
   const end = () => {

@@ -41,8 +41,8 @@ interface PendingCall {
 interface CallOptions {
   maxInputBytes?: number;
   /**
-   * Returns the stack of a call, given the error that was created for its failure. Absent if positions are not
-   * sent: formatting a stack takes longer than many calls.
+   * Returns the stack of a call, given the error that was created for its failure. The function is absent if
+   * positions are not sent, because formatting a stack takes longer than many calls.
    */
   callStack?: (failure: Error) => string | undefined;
 }

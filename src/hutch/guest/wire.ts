@@ -3,7 +3,7 @@
 import { type FileInfo } from "./files.ts";
 import { type SuspendedState, type VmState } from "./quickjs/suspension.ts";
 
-/** Captured before guest code can replace them. */
+/** Captures the functions here, before guest code can replace them. */
 const { parse, stringify } = JSON;
 
 export interface Options {
@@ -92,7 +92,10 @@ export interface ToolItem {
 export interface Suspend {
   type: "suspend";
   id: string;
-  /** If the difference of its memory to the image is larger, the execution continues. */
+  /**
+   * If the difference between the execution's memory and the image is larger than this, the execution
+   * continues.
+   */
   maxBytes: number;
 }
 
@@ -272,7 +275,7 @@ function depth(text: string): number {
 
 /**
  * Schedules writes with microtasks, because `setImmediate` and `setTimeout` load Node's timers, which takes
- * 15 ms. Captured before a guest can replace it.
+ * 15 ms. The function is captured here, before a guest can replace it.
  */
 const schedule = queueMicrotask;
 

@@ -41,7 +41,10 @@ const MODULES = "/node_modules/";
 /** Folder of an unpublished package, which Deno runs from its TypeScript source. */
 export const UNPUBLISHED = "/unpublished/";
 
-/** Returns the innermost position in the package's own files, or else in those of a dependency. */
+/**
+ * Returns the innermost position in the package's own files. If there is none, returns the innermost position
+ * in the files of a dependency.
+ */
 export function locationOf(error: unknown, packageName: string): string | undefined {
   try {
     const { stack } = Object(error) as { stack?: unknown };

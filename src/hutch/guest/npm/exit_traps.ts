@@ -45,8 +45,8 @@ export function trapExits(report: Report): void {
 
 function trapKill(name: string, kill: Kill, own: () => number, refuse: (call: string) => never): Kill {
   return (pid, signal = "SIGTERM") => {
-    // Refuse 0 and negative numbers too, because they name process groups, possibly our own. Signal
-    // 0 is harmless, because it only checks for existence.
+    // Refuse 0 and negative numbers too, because they name process groups, possibly our own. Signal 0 is
+    // harmless, because it only checks whether the process exists.
     if ((pid === own() || pid <= 0) && signal !== 0) refuse(`${name}(${pid}, ${JSON.stringify(signal)})`);
     return kill(pid, signal);
   };
@@ -57,7 +57,7 @@ function onProcessLoaded(trap: (process: Process) => void): void {
   let trapped = false;
   const load = (): Process => {
     const process = descriptor.get!.call(globalThis);
-    // Skip `process` while its module is still loading, because it is incomplete.
+    // Do nothing while the module of `process` is still loading, because `process` is incomplete until then.
     if (!trapped && typeof process?.abort === "function") {
       trapped = true;
       trap(process);

@@ -60,7 +60,10 @@ function report(error: unknown): void {
 
 trapExits(report);
 
-/** Returns true if the package handles the event itself. It can do so only after it has loaded `process`. */
+/**
+ * Returns true if the package handles the event itself. The package can do so only after it has loaded
+ * `process`.
+ */
 function isHandled(event: "unhandledRejection" | "uncaughtException"): boolean {
   return (globalThis as any).process?.listenerCount?.(event) > 0;
 }

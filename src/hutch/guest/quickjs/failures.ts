@@ -34,7 +34,10 @@ export function interruptedAt({ vm, program }: Run): string {
   }
 }
 
-/** Returns the error of QuickJS for source that acorn accepted. No guest code has run yet. */
+/**
+ * Returns QuickJS's syntax error for source that acorn accepted. Reading its properties here is safe, because
+ * no guest code has run yet.
+ */
 export function syntaxError(vm: Vm, error: number): VmError {
   return Object.assign(new VmError(vm.toText(error)), { stack: vm.toText(vm.property(error, "stack")) });
 }

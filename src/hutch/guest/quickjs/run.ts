@@ -23,8 +23,8 @@ export class Run {
   /** Codes of errors that the host sent to the guest. The guest may fail with the same codes. */
   readonly hostErrorCodes: Set<string>;
   /**
-   * Open calls of `files`. The host answers them immediately, so the execution is not suspended before it has
-   * the answers.
+   * Open calls of `files`. The host answers these calls immediately, so the execution is not suspended before
+   * the answers have arrived.
    */
   readonly fileCalls = new Set<string>();
   targets?: string[];

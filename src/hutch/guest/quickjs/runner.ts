@@ -185,8 +185,7 @@ export class Runner {
   }
 
   /**
-   * Sends the state of an execution to the host and ends the execution here, if it only waits for calls or
-   * timers.
+   * If an execution only waits for calls or timers, sends its state to the host and ends the execution here.
    */
   #trySuspend(run: Run): void {
     const { id, vm, suspendBelow } = run;
@@ -399,8 +398,8 @@ export class Runner {
     const run = this.#runs.get(id);
     if (run) return this.#stop(run);
     this.#received.take(id);
-    // Reply although the execution has ended: the host has not processed its `done` yet, and would kill a
-    // runner that does not reply to `cancel`.
+    // Reply although the execution has ended: the host has not processed the `done` of the execution yet, and
+    // would kill a runner that does not reply to `cancel`.
     this.#sendDone(id, { ok: false, error: TIMED_OUT }, performance.now());
   }
 

@@ -2,7 +2,7 @@
 
 import { type HostFunctions, type Image, Vm } from "./vm.ts";
 
-/** A VM that grew by more is dropped instead of reset, to return its memory to the system. */
+/** A VM that grew by more than this is dropped instead of reset, so that its memory returns to the system. */
 const MAX_REUSABLE_GROWTH = 8 * 1024 * 1024;
 const MAX_FREE_VMS = 64;
 /** After this much dropped memory, the runner triggers a garbage collection. */

@@ -6,7 +6,7 @@ const { inspect } = Deno;
 
 const MAX_CAUSES = 5;
 
-/** Position of a frame at the end of its line. */
+/** Matches the position at the end of the line of a frame. */
 const POSITION = /^(\s*at .*?)(\d+):(\d+)(\)?)$/;
 
 /** Line of the script in which `by` characters were inserted before the column `from`. */

@@ -40,7 +40,7 @@ interface ScriptResult {
   error?: string;
 }
 
-/** Maximum length of the error in the result. The output has all of it. */
+/** Maximum length of the error in the result. The output contains the whole error. */
 const MAX_ERROR_CHARS = 8_000;
 
 /** Names that scripts can use without an import. */
@@ -181,7 +181,10 @@ function receive(message: HostMessage): void {
   } else if (message.type === "cancel") run?.timeOut();
 }
 
-/** Defines the exports of the module "toolscript" as globals. If it cannot be loaded, using one throws. */
+/**
+ * Defines the exports of the module "toolscript" as globals. If the module cannot be loaded, using one of
+ * these globals throws.
+ */
 async function defineGlobals(): Promise<void> {
   let module: Record<string, unknown> | undefined, failure: unknown;
   try {

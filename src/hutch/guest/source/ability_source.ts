@@ -47,7 +47,7 @@ function buildWrapper(source: string): Program {
   return assemble(OPEN_WRAPPER, text, edits, returnStatement(exported) + CLOSE_WRAPPER, columns);
 }
 
-/** Removes the word from `export const a = 1`, and all of `export { a as b }`. */
+/** Removes the word `export` from `export const a = 1`, and removes all of `export { a as b }`. */
 function namedExportEdits(
   node: ExportNamedDeclaration,
   text: string,

@@ -46,7 +46,10 @@ export interface ProgramData {
 
 /** File name of guest code in stack traces. */
 export const FILE = "guest.js";
-/** Frames of guest code. V8 and QuickJS format them differently; Deno creates a blob URL for a module. */
+/**
+ * Matches frames of guest code, which V8 and QuickJS format differently. Frames of modules, for which Deno
+ * creates a blob URL, match MODULE_FRAME.
+ */
 const FRAME = /guest\.js(?:, <anonymous>)?:(\d+):(\d+)/;
 /** Frame of a function that an earlier turn of a session has declared. */
 const TURN_FRAME = /turn-(\d{1,15})\.js:(\d+):\d+/;

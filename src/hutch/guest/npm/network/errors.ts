@@ -27,7 +27,7 @@ const SYSTEM_ERRORS: Record<string, string> = {
   113: "EHOSTUNREACH",
 };
 
-/** Node's messages and codes by words in Deno's messages. The first match counts. */
+/** Maps words in Deno's messages to Node's codes and messages. The first match counts. */
 const CAUSES: [words: RegExp, code: string, message: string][] = [
   [
     /tls handshake eof/,

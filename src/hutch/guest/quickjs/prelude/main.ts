@@ -32,7 +32,7 @@ const { parse, stringify } = JSON;
 provideProxyCheck((value) => isProxy(value) === 1);
 provideByteLength(byteLength);
 
-/** Bit of `flags`: the guest has `files`. */
+/** Bit of `flags`. If it is set, the guest has `files`. */
 const HAS_FILES = 2;
 
 /**

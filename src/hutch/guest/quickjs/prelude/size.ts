@@ -60,8 +60,8 @@ function contentBytes(object: object, waiting: unknown[]): number {
 }
 
 /**
- * Returns the result of `read`. Returns undefined if `read` throws, because its object is not of the class
- * that it expects.
+ * Returns the result of `read`, or undefined if `read` throws because it calls a method on an object of
+ * another class.
  */
 function tryRead(read: () => unknown): unknown {
   try {

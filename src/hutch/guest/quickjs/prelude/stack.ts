@@ -3,7 +3,7 @@
 import { setName } from "./define.ts";
 import { cleanStack } from "./host.ts";
 
-/** Bit of `flags`: the positions of calls are sent. */
+/** Bit of `flags`. If it is set, the positions of calls are sent to the host. */
 export const SEND_POSITIONS = 1;
 
 const { defineProperty, getOwnPropertyDescriptor } = Object;
@@ -30,7 +30,7 @@ export function uncleanStack(error: Error): string | undefined {
   return typeof stack === "string" ? stack : undefined;
 }
 
-// The stack is cleaned when it is read, because most errors are caught and their stack is never read.
+// Clean a stack only when it is read, because most errors are caught and their stacks are never read.
 defineProperty(Error.prototype, "stack", {
   get: setName("get stack", function (this: unknown) {
     return clean(apply(get!, this, []));

@@ -68,8 +68,8 @@ export async function turn(
 }
 
 /**
- * Returns a function that sends the calls of a turn's tools. If guest code calls it in a later turn, it uses
- * that turn's tool with the same name.
+ * Returns a function that sends the calls of a turn's tools. If guest code calls a tool function of this turn
+ * in a later turn, the call goes to the later turn's tool with the same name.
  */
 function emitter(providers: ProviderTools): Emit {
   const names: string[] = [], current = ++turns;

@@ -106,7 +106,7 @@ async function runTransform(program: Program, data: unknown): Promise<unknown> {
   return await transform(data);
 }
 
-/** Evaluates each code: returns its value, null for none, or the name of its error. */
+/** Evaluates the codes. Returns for each code its value (null if it has none) or the name of its error. */
 async function headerValues(codes: string[]): Promise<unknown[]> {
   const results: unknown[] = [];
   for (const code of codes) {
