@@ -272,7 +272,7 @@ class Session:
         now, self._sent_at = self._loop.time(), monotonic()
         self._tool_deadline = now + self.limits.timeout_ms / 1000 - self._elapsed_before
         # One timer serves the deadline for the start and the deadline for the end, because most executions
-        # end before it fires.
+        # end before the timer fires.
         first = min(self._peer.start_seconds or START_TIMEOUT_SECONDS, self._max_seconds)
         if self._peer.max_silence_seconds:
             first = min(first, self._peer.max_silence_seconds)
@@ -511,7 +511,8 @@ class Session:
             error = self._timeout if self._cancelling else self._timeout_error()
             self.end_suspended(error)
             return False
-        # Use `self.saved`: its memory may have been stored and freed meanwhile.
+        # Use `self.saved` rather than `saved`, because `forget_memory` may have replaced it meanwhile by a
+        # state without memory.
         self.saved = msgspec.structs.replace(
             self.saved or saved,
             pending=list(calls.pending.values()),

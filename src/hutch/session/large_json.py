@@ -309,8 +309,8 @@ class _Tree:
         self.root: Any = None
         self._open: list[Any] = []
         """Arrays and objects that are not complete, outermost first. The next piece continues them."""
-        # Key under which a piece continues the value of the previous piece. Random, so that no text contains
-        # the key.
+        # Key under which a piece continues the value of the previous piece. The key is random, so that no
+        # text contains it.
         self._key = os.urandom(16).hex()
 
     def add(self, text: bytes, start: int, end: int, piece: _Piece, *, is_last: bool = False) -> None:

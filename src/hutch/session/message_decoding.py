@@ -209,7 +209,7 @@ def _long_error(size: int) -> WireError:
     return WireError(code="runtime_error", message=f"The error has {size} bytes of JSON")
 
 
-# Start of an `execute` as all known clients send it.
+# Matches the start of an `execute` as all known clients send it.
 _EXECUTE_ID = re.compile(rb'\s*\{\s*"type"\s*:\s*"execute"\s*,\s*"id"\s*:\s*"([^"\\]{1,200})"')
 _LAST_KEY = re.compile(rb',\s*"(result|inputs?|item|error)"\s*:\s*')
 # Matches a field after the payload. A field inside the payload does not match, because at least two closing

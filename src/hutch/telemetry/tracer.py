@@ -211,7 +211,7 @@ async def _wait_for_thread(work: Callable[[], object]) -> bool:
 
     def run() -> None:
         work()
-        # RuntimeError: the loop is already closed, so nothing waits for the work.
+        # Ignore RuntimeError, which means that the loop is already closed. Then nothing waits for the work.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(done.set)
 

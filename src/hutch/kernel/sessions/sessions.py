@@ -95,8 +95,8 @@ class Sessions:
         self._holder = secrets.token_hex(8)
         self._slots: dict[tuple[str, str], _Slot] = {}
         self._saving: set[asyncio.Task[None]] = set()
-        # One write at a time: encoding a state takes several times the state's memory, and many forks may
-        # have to be stored at once.
+        # Only one write runs at a time, because encoding a state takes several times the state's memory, and
+        # many forks may have to be stored at once.
         self._writing = asyncio.Semaphore(1)
         self._full_owners: set[str] = set()
         """Owners whose stored sessions exceeded the limit at the last check."""

@@ -35,7 +35,7 @@ READY_SECONDS = 20.0
 IMPORTED = b'{"type":"imported"}'
 MAX_EARLY_LINES = 16
 IMPORT_SECONDS = 30.0
-# Sent to a new, unused runner, which then runs its slow first-time code before the first execution.
+# Message to a new, unused runner, which then runs its slow first-time code before the first execution.
 WARM_UP = b'{"type":"warm_up"}\n'
 WARM_UP_SECONDS = 0.005
 # A runner that has received an execution counts as lost if it sends nothing for this time. Its process may

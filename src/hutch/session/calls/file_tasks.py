@@ -51,7 +51,7 @@ class FileCallTasks:
             # Only reads wait until the channel has space. A write must be done before the next message of the
             # runner is handled, because that message may end the run.
             if writable is not None and call.safe_tool_name == "read":
-                # One read at a time. Otherwise all waiting reads would send their data at once when the
+                # Do one read at a time. Otherwise all waiting reads would send their data at once when the
                 # channel has space.
                 async with files.reading:
                     await writable()

@@ -67,7 +67,7 @@ class DescriptorChannel:
         else:
             threads.append(self._read)
         for work in threads:
-            # Daemon threads, so that a blocked read does not keep the program alive.
+            # Use daemon threads, so that a blocked read does not keep the program alive.
             threading.Thread(target=work, name=f"hutch {work.__name__}", daemon=True).start()
 
     def send(self, line: bytes) -> None:
@@ -142,7 +142,7 @@ class DescriptorChannel:
             self._stop_polling()
 
     def _on_eof(self) -> None:
-        # End the last line, which may lack its line break in a file.
+        # End the last line here, because the last line of a file may have no line break.
         self._on_data(b"\n")
         self._end("the input ended")
 
@@ -195,7 +195,7 @@ class DescriptorChannel:
                 select.select([], [self._write_to], [])
 
     def _call_in_loop(self, callback: Callable[..., Any], *arguments: Any) -> None:
-        # RuntimeError: the loop is already closed, so no handler is needed.
+        # Ignore RuntimeError, which means that the loop is already closed. Then no handler is needed.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, *arguments)
 

@@ -219,8 +219,8 @@ class TypeRenderer:
             members.append(
                 (self._comment(property_schema, inner), f"{property_key(name)}{mark}: {rendered.text}")
             )
-        # Always `unknown`, never `any`: an intersection with `any` would turn the type from another part of
-        # the schema into `any`.
+        # The type is always `unknown` and never `any`, because an intersection with `any` would turn the type
+        # from another part of the schema into `any`.
         members += [("", f"{property_key(name)}: unknown") for name in required if name not in properties]
         others = self._other_properties(schema, root, inner)
         if others is not None:
@@ -285,7 +285,7 @@ class TypeRenderer:
         name = self._shared.get(shared) if shared else None
         if name is None:
             name = self._free_name(root.label if target is root.schema else pointer_steps(ref)[-1])
-            self.declarations[name] = ""  # keeps the order of declarations
+            self.declarations[name] = ""  # reserves its place in the order of declarations
             self._pending[name] = lambda: self._declare(name, target, root)
             if shared:
                 self._shared[shared] = name
@@ -296,7 +296,7 @@ class TypeRenderer:
         name = self._shared.get(text)
         if name is None:
             name = self._shared[text] = self._free_name(self._label or root.label)
-            self.declarations[name] = ""  # keeps the order of declarations
+            self.declarations[name] = ""  # reserves its place in the order of declarations
             self._pending[name] = lambda: self._declare(name, schema, root)
         return name
 

@@ -9,8 +9,9 @@ from hutch.errors import InvalidTool
 
 IDENTIFIER = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]*")
 
-# Words reserved in strict and module code. As properties (`tools.delete`), they would be allowed. But a guest
-# may also destructure (`const { delete_ } = tools`), and the declarations show every tool as a function.
+# Reserved words of strict and module code. A tool could have such a name if it were only used as a property
+# (`tools.delete`). But a guest may also destructure (`const { delete_ } = tools`), and the declarations show
+# every tool as a function.
 _RESERVED_WORDS = """
     arguments await break case catch class const continue debugger default delete do else enum eval export
     extends false finally for function if implements import in instanceof interface let new null package
