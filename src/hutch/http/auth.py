@@ -117,8 +117,8 @@ class AccessControl:
     def check_origin(
         self, connection: HTTPConnection, *, keyed: bool = False, allow_any_origin: bool = False
     ) -> Refusal | None:
-        """Returns the refusal of a request that is meant for another server or comes from a page of another
-        site, or None. For the options see `check`.
+        """Returns a refusal if the request is meant for another server or comes from a page of another site,
+        otherwise None. For the options see `check`.
         """
         host = ", ".join(connection.headers.getlist("host"))
         if not self._host_allowed(host, keyed=keyed):
@@ -165,16 +165,13 @@ class AccessControl:
         allow_scripts: bool = False,
         keyed: bool = False,
     ) -> Refusal | None:
-        """Returns the refusal of a request, or None if the request is allowed.
+        """Returns a refusal, or None if the request is allowed.
 
         `public`: everyone has access, including pages of other sites and callers without a key.
-
-        `allow_any_origin`: the protocol allows pages of all sites.
-
-        `allow_scripts`: sandboxed scripts have access. Scripts send the operator's key, so all other routes
-        must refuse scripts. On those routes, a script could reach the network or approve its own tool calls.
-
-        `keyed`: the caller sent a user's key, which is verified elsewhere.
+        `allow_any_origin`: the protocol allows pages of all sites. `allow_scripts`: sandboxed scripts have
+        access. Their requests carry the operator's key. So all other routes must refuse scripts, because a
+        script could use those routes to reach the network or to approve its own tool calls. `keyed`: the
+        caller sent a user's key, which is verified elsewhere.
         """
         refusal = self.check_origin(connection, keyed=keyed, allow_any_origin=public or allow_any_origin)
         if refusal is not None or public:
@@ -191,7 +188,7 @@ class AccessControl:
             raise Busy(f"{SHUTTING_DOWN}.")
 
     def owner(self) -> str:
-        """Returns the owner of executions whose caller is not a user."""
+        """Returns the owner of executions that were requested without a user's key."""
         return "local" if self._key is None else "key"
 
     @contextlib.asynccontextmanager
@@ -220,10 +217,11 @@ class AccessControl:
             self._finished.set()
 
     async def drain(self, seconds: float) -> bool:
-        """Refuses new work and waits for active requests and clients to finish.
+        """Refuses new work and waits for active requests and clients to finish. When the time is over,
+        cancels the rest.
 
-        Returns False if some did not finish in time, because their clients do not read the responses. The
-        caller should then close the connections of these clients.
+        Returns False if the time was not enough. The caller should then close the connections that are still
+        open, because their clients do not read the responses.
         """
         self.is_draining = True
         try:
@@ -250,8 +248,8 @@ class AccessControl:
             await self._finished.wait()
 
     def _host_allowed(self, header: str, *, keyed: bool) -> bool:
-        """Guards against DNS rebinding. A page that rebinds its host name to our address still sends that
-        name in `Host`.
+        """Checks the Host header, as a guard against DNS rebinding: when a page points its own host name at
+        our address, its requests still have that name in `Host`.
         """
         host = parse_host(header)
         if host is None:

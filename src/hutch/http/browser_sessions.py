@@ -41,7 +41,7 @@ class BrowserSession:
 
 
 class BrowserSessions:
-    """Creates and finds sessions. `now` is replaced in tests."""
+    """Creates and finds sessions. `now` returns the time in seconds; tests replace it."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -90,10 +90,10 @@ class BrowserSessions:
         response.delete_cookie(COOKIE, httponly=True, samesite="strict")
 
     def find(self, connection: HTTPConnection) -> BrowserSession | None:
-        """Returns the session of a request, or None. Counts as use of the session.
+        """Returns the session of a request, or None. Restarts the idle timeout of the session.
 
-        Only pages of this server can use a session. The cookie alone does not ensure this: for a browser, a
-        page on another port of the same host belongs to the same site, so its requests carry the cookie too.
+        Only pages of this server can use a session. The cookie alone does not ensure this: browsers send it
+        with requests from pages on other ports of the same host, too, because they count as the same site.
         """
         if not _is_from_own_page(connection):
             return None

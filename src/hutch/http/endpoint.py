@@ -40,7 +40,7 @@ class RequestContext:
 
     @property
     def identity(self) -> Identity:
-        """The user and the key. Only for protocols with `users_only`."""
+        """The user and the key. Set only for protocols with `users_only`."""
         assert self.caller.identity is not None
         return self.caller.identity
 

@@ -35,15 +35,15 @@ class MonitoredServer(Protocol):
     def gateway(self) -> GatewayHealth: ...
 
     def record_state(self) -> dict[str, Any] | None:
-        """Returns whether run records can be written, and how many are waiting. None if the server stores no
-        records.
+        """Returns the state of the queue of run records: whether it can be written, and how many records are
+        waiting. Returns None if the server stores no records.
         """
 
     async def metrics(self, *, is_ready: bool) -> bytes:
         """Returns all metrics in the Prometheus text format."""
 
     async def problems(self) -> dict[str, str]:
-        """Returns why the server cannot work normally, by component."""
+        """Returns the components that do not work normally, with the reasons."""
 
 
 def routes(server: MonitoredServer, access: AccessControl) -> list[BaseRoute]:

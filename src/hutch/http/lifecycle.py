@@ -58,8 +58,8 @@ class _Cancellation:
         self._is_reverted = False
 
     def revert(self) -> bool:
-        """Reverts the cancellation and prevents a second one. Returns True if nothing else cancelled the
-        task.
+        """Reverts the cancellation of the task, and prevents another one by this object. Returns False if
+        something else has cancelled the task, too.
         """
         if not self._is_reverted:
             self._is_reverted = True

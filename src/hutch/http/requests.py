@@ -22,8 +22,8 @@ from hutch.text import printable
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-# Header with the id of the run whose script makes the request. The process that runs the script sets it. It
-# is trusted because the same request carries the operator's key.
+# Header with the id of the run whose script makes the request. The process that runs the script sets this
+# header. The header is trusted because the same request carries the operator's key.
 RUN_HEADER = "x-hutch-run"
 MAX_TEXT_CHARS = 1_000
 # Higher than the limit for messages of guests, because a table of 100 000 rows is a reasonable parameter of a
@@ -149,8 +149,8 @@ def _has_all_keys(value: Any, body: bytes) -> bool:
     encoded value, because dropped keys leave fewer colons.
     """
     if b"\\u003a" in body or b"\\u003A" in body:
-        # Let the caller search for duplicate keys, because an escaped colon is encoded as a plain one, and
-        # the counts would differ.
+        # The body has an escaped colon, which becomes a plain one when the value is encoded. So the counts
+        # would differ. Let the caller search for duplicate keys.
         return False
     try:
         return body.count(b":") == msgspec.json.encode(value).count(b":")

@@ -39,8 +39,8 @@ def event_stream(events: AsyncIterator[bytes]) -> EventSourceResponse:
         sep="\n",
         ping=HEARTBEAT_SECONDS,
         ping_message_factory=lambda: ServerSentEvent(comment=HEARTBEAT, sep="\n"),
-        # Disable this timeout. Otherwise sse-starlette ends all streams of the process as soon as uvicorn
-        # handles a signal.
+        # With the default of 0, sse-starlette would end all streams of the process as soon as uvicorn handles
+        # a signal.
         shutdown_grace_period=math.inf,
     )
 

@@ -13,7 +13,7 @@ HEADERS = {
     "Access-Control-Allow-Headers": "Content-Type, Authorization, X-TPMJS-Protocol-Version",
     "Access-Control-Expose-Headers": "Retry-After, X-Run-Id",
 }
-# MCP sessions need two more headers and DELETE.
+# MCP sessions use two more headers and the method DELETE.
 _MCP = {
     **HEADERS,
     "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
@@ -26,7 +26,7 @@ _USER_DATA = {
     "Access-Control-Allow-Methods": "GET, POST, PUT, DELETE, OPTIONS",
     "Access-Control-Allow-Headers": "Content-Type, Authorization, X-Credential-Key",
 }
-# Only pages of this server need the web console's own routes.
+# Paths without CORS headers, because only pages of this server use them.
 _CONSOLE = ("/assets/", "/console/")
 # Seconds for which browsers cache a preflight response.
 _PREFLIGHT = {"Access-Control-Max-Age": "7200"}

@@ -22,7 +22,9 @@ _ids: ContextVar[list[str] | None] = ContextVar("hutch_run_ids", default=None)
 
 
 def note_run(execution: Execution, run: RunHandle) -> None:
-    """Remembers a run of the current request. Called with each run before it is queued."""
+    """Adds the id of a run to the header of the current request's response. Must be called for each run
+    before it is queued.
+    """
     ids = _ids.get()
     if ids is not None and not execution.is_internal and len(ids) < MAX_LISTED_IDS:
         ids.append(run.id)
@@ -42,7 +44,8 @@ class RunIdHeaders:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # Use one list for the request and its tasks, which inherit the variable.
+        # Change this list instead of setting the variable again: tasks of the request inherit the variable,
+        # but the request would not see a value that they set.
         ids: list[str] = []
         token = _ids.set(ids)
 

@@ -1,7 +1,8 @@
 """Limits on open connections, in total and per address, and on the headers of a request.
 
-Connections that wait for their client are closed first. So idle clients, clients that send or read slowly,
-and clients that open many connections cannot keep others out. Imports neither uvicorn nor Starlette.
+If a limit is reached, the connection that has waited longest for its client is closed. So idle clients,
+clients that send or read slowly, and clients that open many connections cannot keep others out. Imports
+neither uvicorn nor Starlette.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ class ConnectionLimits:
 
     def open(self, host: str, close: Callable[[], None]) -> ConnectionSlot | None:
         """Counts a new connection, which waits for its client. If a limit is reached, closes the connection
-        that has been waiting for the longest time. Returns None if no connection is waiting.
+        that has been waiting for the longest time. If no connection is waiting, returns None: the new
+        connection must be refused.
         """
         address = parse_address(host)
         if not address.is_loopback and self._by_address[address.group] >= self._max_per_address:
@@ -114,7 +116,9 @@ class ConnectionLimits:
             self._waiting.setdefault(slot)
 
     def start_lingering(self) -> bool:
-        """Returns False if too many refused connections are open already."""
+        """Counts a refused connection that stays open until its client has read the reason. Returns False if
+        there are too many of them.
+        """
         if self._lingering >= MAX_LINGERING:
             return False
         self._lingering += 1
@@ -127,7 +131,7 @@ class ConnectionLimits:
         longest = next((each for each in self._waiting if group in (None, each.address.group)), None)
         if longest is None:
             return False
-        # Released here, because the connection itself notices its end only later.
+        # Stop counting the connection now, because it reports its own end only later.
         self.release(longest)
         longest.close()
         return True

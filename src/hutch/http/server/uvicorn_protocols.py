@@ -23,15 +23,16 @@ from hutch.http.server.connections import MAX_HEAD_BYTES, ConnectionLimits, Conn
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application, ASGISendEvent
 
-# The parser gets at most this much data at once, unless the data is known to be a body. So it cannot find
-# many pipelined requests before they are noticed: a request has at least 18 bytes and takes about 2 KiB of
-# memory.
+# The parser gets at most this much data at once, unless the data is known to be a body. After each piece,
+# this class checks whether the parser has found pipelined requests. Without the limit, the parser could find
+# very many requests before that: a request has at least 18 bytes and takes about 2 KiB of memory.
 PIECE_BYTES = 1024
 # If a connection holds more data of later requests than this, the server stops reading from it. The limit is
 # not 0, because a disconnect is noticed only while reading.
 MAX_HELD_BYTES = 64 * 1024
-# After a response, this much of the rest of the request's body is read and discarded, so that the client can
-# finish sending and read the response. Closing the connection with unread data would discard the response.
+# Maximum number of bytes that are read and discarded after a response if its request's body is incomplete.
+# This lets the client finish sending and read the response. Closing the connection with unread data would
+# discard the response.
 MAX_DISCARDED_BYTES = 64 * 1024 * 1024
 # Time that a refused client has to read the reason.
 LINGER_SECONDS = 1.0
@@ -102,7 +103,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.pipeline.clear()
         self._held.clear()
         super().connection_lost(exc)
-        # Inform the active request as well, because uvicorn informs only the newest one.
+        # Inform the request that is being answered, too, because uvicorn informs only the newest request of
+        # the connection.
         if self._active is not None and self._is_answering:
             self._active.disconnected = True
             self._active.message_event.set()
@@ -161,7 +163,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._ignores_input = True
             self.transport.abort()
         if self.pipeline:
-            # Resume reading, which uvicorn has paused, so that a disconnect is noticed.
+            # uvicorn has paused reading. Resume it, because a disconnect is noticed only while reading.
             self.flow.resume_reading()
 
     def _hold(self, data: bytes | memoryview) -> None:
@@ -281,8 +283,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             if not self._is_answering:
                 self._send_error()
         elif self._held:
-            # The held data is either the next request, or the rest of the body of the request that was
-            # started above.
+            # The held data is either the next request, or the rest of the body of the request that has just
+            # started.
             data, self._held = self._held, bytearray()
             self.flow.is_held = False
             self.flow.resume_reading()
@@ -311,8 +313,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def handle_websocket_upgrade(self) -> None:
         if self._is_answering:
-            # Refuse the upgrade. Otherwise the response to an earlier request would become part of the
-            # WebSocket.
+            # Refuse the upgrade, because the response to the earlier request would be sent after the upgrade,
+            # as if it were data of the WebSocket.
             self._error = (400, "Upgrade: expected no earlier request on this connection without a response")
             self.send_400_response(self._error[1])
             return
@@ -376,7 +378,7 @@ class QuietWebSocketProtocol(WebSocketsSansIOProtocol):
 
 
 def _is_host(header: bytes) -> bool:
-    # The length is checked here too, so that the cache stays small.
+    # Refuse long headers before the cached function, so that its cache stays small.
     return len(header) <= MAX_HOST_CHARS and _parses_as_host(header)
 
 
