@@ -25,7 +25,7 @@ from hutch.store.models import now
 from hutch.store.store import Store, open_database
 
 FORMAT = 1
-# Tables come after the tables that they refer to.
+# Order in which a backup is restored: a table comes after the tables that its foreign keys refer to.
 TABLES = (
     "meta",
     "users",
@@ -62,8 +62,8 @@ TABLES = (
     "schedules",
     "triggers",
 )
-# Not in a backup: the schema's own history, counters of the last minutes, runs in progress, and clients that
-# are connected.
+# Tables that are not in a backup: the schema's own history, counters of the last minutes, runs in progress,
+# and clients that are connected.
 OMITTED_TABLES = ("migrations", "rate_limits", "running_runs", "run_followers", "followed_events")
 _BATCH_ROWS = 500
 
@@ -158,7 +158,7 @@ async def restore_backup(settings: Settings, path: Path) -> Backup:
             await database.import_tables(reader.tables())
     finally:
         await database.close()
-    # Applies the migrations that are newer than the backup.
+    # Opening the store applies the migrations that are newer than the backup.
     await (await Store.open(settings)).close()
     return backup
 

@@ -1,7 +1,8 @@
 """Lists the encrypted columns, and encrypts rows that were written before migration 5.
 
 Migration 5 leaves a mark in the meta table. The first process that needs flows encrypts the rows and removes
-the mark. This can be interrupted and resumed, and several processes can do it at the same time.
+the mark. The encryption can be interrupted and resumed, and several processes can work on it at the same
+time.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ ENCRYPTED_COLUMNS = (
 async def data_key_ids(database: Database) -> set[str]:
     """Returns the ids of all data keys that encrypt a row. Reads every row. Raises StoreError."""
     ids: set[str] = set()
-    # Columns that are not in ENCRYPTED_COLUMNS: they have always been encrypted, or `encrypt_existing`
-    # encrypts them separately.
+    # Encrypted columns that are not in ENCRYPTED_COLUMNS, because they never contained plaintext, or because
+    # `encrypt_existing` has separate code for them.
     others = [
         ("flow_journal", "body"),
         ("runs", "error_message"),
@@ -141,7 +142,7 @@ def _entry(number: int, step: str | None, body: str) -> JournalEntry:
 
 
 async def _write(database: Database, changes: Iterable[SqlStatement | None]) -> None:
-    """Writes the changes. The WHERE clauses skip rows that another process has encrypted meanwhile."""
+    """Writes the changes. Their WHERE clauses skip rows that another process has encrypted meanwhile."""
     if statements := [change for change in changes if change is not None]:
         await database.write(*statements)
 

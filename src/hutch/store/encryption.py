@@ -37,7 +37,7 @@ class Cipher(Protocol):
     def encrypt_bytes(self, data: bytes, *context: str) -> str: ...
 
     def decrypt_bytes(self, text: str, *context: str) -> bytes:
-        """Decrypts a text like `decrypt`."""
+        """Decrypts a text to bytes. Raises like `decrypt`."""
 
 
 class ColumnEncryption:
@@ -64,7 +64,7 @@ class ColumnEncryption:
         return await self._decrypt_with(lambda cipher: cipher.decrypt, text, context)
 
     async def encrypt_bytes(self, data: bytes, *context: str) -> str:
-        """Encrypts data like `encrypt`."""
+        """Encrypts bytes. Raises like `encrypt`."""
         check_storable({"id": list(context)})
         cipher = await self.ready()
         if len(data) <= LARGE_TEXT_CHARS:
@@ -72,7 +72,7 @@ class ColumnEncryption:
         return await asyncio.to_thread(cipher.encrypt_bytes, data, *context)
 
     async def decrypt_bytes(self, text: str, *context: str) -> bytes:
-        """Decrypts data like `decrypt`."""
+        """Decrypts a text to bytes. Raises like `decrypt`."""
         return await self._decrypt_with(lambda cipher: cipher.decrypt_bytes, text, context)
 
     async def _decrypt_with(
@@ -87,8 +87,8 @@ class ColumnEncryption:
             return await _decrypt(method(await self._reload(cipher)), text, context)
 
     async def ready(self) -> Cipher:
-        """Returns the cipher. Call this before reading rows, because rows of older versions may be plaintext,
-        and loading the cipher encrypts them.
+        """Returns the cipher. Call this before reading rows: rows of older versions may be plaintext, and
+        loading the cipher encrypts those rows in the database.
         """
         cipher = self._cipher
         if cipher is None:
@@ -98,8 +98,8 @@ class ColumnEncryption:
         try:
             return await self._reload(cipher)
         except VaultError as error:
-            # Continue with the loaded keys. They can still be used, because replaced keys are kept for a
-            # while.
+            # Continue with the keys that are loaded. They are still valid, because replaced keys are kept for
+            # a while.
             logger.warning("the keys of flows could not be reloaded: %s", error)
             self._loaded_at = monotonic()
             return cipher

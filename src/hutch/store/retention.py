@@ -38,11 +38,11 @@ class _State(msgspec.Struct, frozen=True):
 class RetentionClock:
     """System clock that follows a jump far ahead only after a day.
 
-    A wrong clock would make all records look old, and deleted records cannot be restored. So after a jump
-    ahead, this clock stands still until the system clock has run for a day from there. If the system clock is
-    set back, this clock follows at once, because an earlier time deletes less. Its state is in the database,
-    so that restarts do not reset it, and so that a server with a wrong clock does not delete records that
-    other servers keep.
+    With a clock that is wrongly set ahead, all records would look old and be deleted, and deleted records
+    cannot be restored. So after a jump ahead, this clock stands still until the system clock has run for a
+    day from there. If the system clock is set back, this clock follows at once, because an earlier time
+    deletes less. The state of this clock is in the database. So restarts do not reset it, and a server with a
+    wrong clock does not delete records that other servers keep.
     """
 
     def __init__(self, meta: MetaTable, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
@@ -64,8 +64,8 @@ class RetentionClock:
                 format_rfc3339(reading),
             )
         if _differs(new, state):
-            # Ignore a failed swap: another server has written meanwhile, and its state is as good as this
-            # one.
+            # A failed swap is no problem: another server has written its state meanwhile, which is as good as
+            # this one.
             await self._meta.swap(META_KEY, text, _encode(new))
         return format_rfc3339(new.trusted + timedelta(seconds=plus_seconds))
 
@@ -85,7 +85,7 @@ def _next_state(state: _State, reading: datetime) -> _State:
 
 
 def _differs(new: _State, old: _State) -> bool:
-    """Returns True if the change is large enough to be written."""
+    """Returns True if the states differ enough to write the new one to the database."""
     if new.ahead_since != old.ahead_since:
         return True
     new_time, old_time = new.ahead or new.trusted, old.ahead or old.trusted

@@ -99,16 +99,15 @@ class WriteBehindQueue:
 
     async def flush(self) -> None:
         """Writes all queued rows. If that fails, raises StoreError and keeps the rows in the queue."""
-        # Let the event loop run once, because it adds the records of runs that have just ended in its next
-        # iteration.
+        # Wait one iteration of the event loop, in which the records of runs that have just ended are added.
         await asyncio.sleep(0)
         async with self._writing:
             while self._runs:
                 batch = [self._runs[number] for number in range(min(len(self._runs), MAX_BATCH))]
                 await self._write_runs(batch)
                 written = {id(run) for run in batch}
-                # Remove only rows that are still in the queue, because some may have been dropped while they
-                # were written.
+                # Remove only those rows of the batch that are still in the queue, because some may have been
+                # dropped meanwhile.
                 while self._runs and id(self._runs[0]) in written:
                     self._pop()
             if self._key_uses:
@@ -179,5 +178,6 @@ class WriteBehindQueue:
             UPDATE api_keys SET last_used_at = :at
             WHERE id = :id AND (last_used_at IS NULL OR last_used_at < :at)
         """
-        # Update the keys in the same order on all servers. Otherwise they would block each other.
+        # Update the keys in sorted order on every server, because transactions with different orders would
+        # block each other.
         await self._database.write_many(sql, [{"id": id, "at": at} for id, at in sorted(uses.items())])

@@ -15,7 +15,7 @@ Values = tuple[Any, ...]
 Parameters = Mapping[str, Any]
 
 _UNSTORABLE = re.compile(r"[\0\ud800-\udfff]")
-# Skips casts (`::`) and colons inside words.
+# A parameter is a colon and a name. The colons of casts (`::`) and colons inside words do not match.
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
 _POSTGRES_ONLY = re.compile(r"/\*postgres: (.*?)\*/")
 CLOCK_FUNCTION = "clock_ms"
@@ -97,7 +97,8 @@ class Database(Protocol):
 
     async def listen(self, listeners: Mapping[str, Callable[[], None]]) -> None:
         """Calls the listener of a channel once at the start, and after each `notify` of any process, until
-        this call is cancelled. Raises StoreError if the connection is lost. In SQLite there are no messages.
+        this call is cancelled. Raises StoreError if the connection is lost. SQLite has no notifications, so
+        there listeners are never called.
         """
 
     async def schema_version(self) -> int:
@@ -149,7 +150,8 @@ def _is_storable(value: Any) -> bool:
         return all(map(_is_storable, value))
     if not isinstance(value, str):
         return not isinstance(value, int) or -(2**63) <= value < 2**63
-    # Search ASCII text only for NUL, because most texts are ASCII and this takes a thirtieth of the time.
+    # Most texts are ASCII, and NUL is the only ASCII character that cannot be stored. Searching for it takes
+    # a thirtieth of the time of the regular expression.
     return "\0" not in value if value.isascii() else not _UNSTORABLE.search(value)
 
 
@@ -186,8 +188,8 @@ def _expand_sql(sql: str, sizes: tuple[tuple[str, int], ...]) -> str:
 
 @lru_cache(512)
 def to_psycopg(sql: str) -> bytes:
-    """Converts `:name` parameters to psycopg's format, and uncomments the parts of the SQL that only
-    PostgreSQL gets.
+    """Converts `:name` parameters to psycopg's format, and uncomments the parts of the SQL that are only for
+    PostgreSQL.
     """
     sql = _POSTGRES_ONLY.sub(r"\1", sql).replace(f"{CLOCK_FUNCTION}()", _POSTGRES_CLOCK)
     return _PARAMETER.sub(r"%(\1)s", sql.replace("%", "%%")).encode()

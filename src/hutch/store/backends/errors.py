@@ -54,7 +54,8 @@ def from_postgres(error: psycopg.Error | OSError, where: str) -> HutchError:
     match state:
         case "23505":
             return AlreadyExists()
-        # 22: a value is out of range. 54000: a value is too long, for example for an index.
+        # SQLSTATE class 22 means that a value is out of range, 54000 that a value is too long, for example
+        # for an index.
         case _ if state.startswith("22") or state == "54000":
             return UnstorableValue()
         case "55P03" | "57014" | "40P01":
@@ -82,8 +83,8 @@ def from_postgres(error: psycopg.Error | OSError, where: str) -> HutchError:
 
 
 def _first_line(error: BaseException) -> str:
-    """Returns the first line of the server's message, without its prefix. Messages about access contain users
-    and databases, but no passwords.
+    """Returns the first line of the server's message, without its prefix. Call this only for messages about
+    access, which contain names of users and databases, but no passwords.
     """
     text = re.sub(r"^.*?(FATAL|ERROR):\s+", "", str(error).strip(), flags=re.S)
     return text.partition("\n")[0].rstrip(".") + "."

@@ -44,7 +44,8 @@ MIGRATE_SECONDS = 60.0
 # Id of the advisory lock. The number is arbitrary but must be the same in every Hutch process.
 _MIGRATION_LOCK = 0x48555443
 
-# Patterns of a valid host and port. If they do not match, the URL contains a password that is not escaped.
+# What a parsed host and port must look like. If they do not match, the URL contains a password that is not
+# escaped, and a part of the password was read as host or port.
 _HOST = re.compile(r"[^@\s]*")
 _PORT = re.compile(r"[\d,]*")
 
@@ -64,7 +65,7 @@ class PostgresDatabase:
         options = _parse_url(url)
         options.setdefault("connect_timeout", CONNECT_SECONDS)
         options.setdefault("application_name", "hutch")
-        # Time in milliseconds after which the connection to an unreachable server fails.
+        # Time in milliseconds after which a connection fails if the server does not acknowledge sent data.
         options.setdefault("tcp_user_timeout", int(STATEMENT_SECONDS * 1000))
         host = options.get("host") or options.get("hostaddr") or "its local socket"
         where = f"PostgreSQL at {host}" + (f", port {options['port']}" if options.get("port") else "")
@@ -84,8 +85,9 @@ class PostgresDatabase:
         async with self._connection() as connection:
             try:
                 async with connection.transaction():
-                    # Turn off compilation and parallel processes. Their start takes longer than a search,
-                    # which reads few rows of a long table.
+                    # Turn off JIT compilation and parallel workers. PostgreSQL may use them because the table
+                    # is long. But a search reads only a few rows, so starting them would take longer than the
+                    # search.
                     milliseconds = int(max_seconds * 1000)
                     await connection.execute(
                         f"SET LOCAL statement_timeout = {milliseconds}; SET LOCAL jit = off;"
@@ -122,7 +124,7 @@ class PostgresDatabase:
         async with self._unlimited_connection() as connection:
             for channel, on_message in listeners.items():
                 await connection.execute(f"LISTEN {channel}".encode())
-                # Call it once at the start, because messages that were sent before LISTEN are lost.
+                # Call the listener once at the start, because messages that were sent before LISTEN are lost.
                 on_message()
             async for message in connection.notifies():
                 listeners[message.channel]()

@@ -6,14 +6,15 @@ from typing import NamedTuple
 
 from hutch.store.backends.base import Database, SqlStatement
 
-# `slot` is the number of the window since 1970. It is computed with the clock of the database, which all
-# processes share.
+# `slot` is the number of a window, counted from 1970. It is computed with the clock of the database, because
+# the clocks of the processes may differ.
 _CLOCK = "SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision) AS now"
 _HITS = "CASE WHEN excluded.slot = counter.slot THEN counter.hits ELSE 0 END"
 _HITS_BEFORE = """
     CASE excluded.slot - counter.slot WHEN 0 THEN counter.hits_before WHEN 1 THEN counter.hits ELSE 0 END
 """
-# Fraction of the previous window that the sliding window, which ends now, still overlaps.
+# The sliding window has the length of one window and ends now. This is the fraction of the previous window
+# that the sliding window covers.
 _SHARE = "(1 - ((excluded.ends_at - 2 * :window) / :window - excluded.slot))"
 _HIT = f"""
     WITH clock AS ({_CLOCK})
@@ -43,8 +44,8 @@ class SlidingWindow(NamedTuple):
 
     @property
     def retry_seconds(self) -> float:
-        """Time until the weighted count decreases. It does when a hit of the previous window expires, or when
-        the current window ends.
+        """Time until the weighted count decreases: until a hit of the previous window expires, or until the
+        current window ends.
         """
         waits = [self.seconds_left % (self.seconds / self.hits_before)] if self.hits_before else []
         if self.hits:

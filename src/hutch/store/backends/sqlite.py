@@ -68,8 +68,8 @@ class SqliteDatabase:
         try:
             await database._run_in(database._writer_thread, database._open)
         except BaseException:
-            # After a cancellation, the writer thread still finishes `_open`. Let it close the connections
-            # after that.
+            # If this call was cancelled, `_open` still runs in the writer thread. The next task of that
+            # thread closes the connections.
             database._writer_thread.submit(database._close_connections)
             database._writer_thread.shutdown(wait=False)
             database._reader_thread.shutdown(wait=False)
@@ -181,7 +181,7 @@ class SqliteDatabase:
         if self._closed:
             return
         self._closed = True
-        # Shielded, so that the shutdown completes even if the caller is cancelled.
+        # Shield the shutdown, so that it completes even if the caller is cancelled.
         await asyncio.shield(asyncio.ensure_future(self._shut_down()))
 
     async def _shut_down(self) -> None:
@@ -222,7 +222,7 @@ class SqliteDatabase:
             )
         self._create_file()
         self._writer = self._connect(self._lock_seconds)
-        # Overwrite deleted data in the file.
+        # Make SQLite overwrite deleted data in the file.
         self._writer.execute("PRAGMA secure_delete = ON")
         self._use_wal()
         self._migrate()
@@ -336,7 +336,7 @@ def _is_locked(error: sqlite3.Error) -> bool:
 
 def _write_result(cursor: sqlite3.Cursor) -> WriteResult:
     rows = cursor.fetchall()
-    # rowcount is set only for statements that return no rows.
+    # If a statement returns rows, SQLite does not set rowcount, so count these rows.
     return WriteResult(rows, max(cursor.rowcount, len(rows)))
 
 

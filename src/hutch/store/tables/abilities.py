@@ -39,13 +39,15 @@ _LAST_CHARACTER = "\U0010ffff"
 # Columns that a new version does not overwrite.
 _NOT_UPDATED = ("ability_id", "owner_id", "version", "created_at")
 
-# Abilities that other users share with everyone, unless the user has an ability with the same id.
+# Condition for abilities that are shared with everyone. An ability is left out if the user has an ability
+# with the same id.
 _SHARED_BY_OTHERS = """shared AND NOT EXISTS (
     SELECT 1 FROM abilities AS own WHERE own.owner_id = :user_id AND own.ability_id = abilities.ability_id
 )"""
-# Abilities that are shared with the user by name or through a group. The user's own ability with the same id
-# takes precedence, then an ability that is shared with everyone, then the one that was shared first. So no
-# other user can replace an ability that the user already runs.
+# Abilities that are shared with the user by name or through a group, one per id. An ability is left out if
+# the user has an ability with the same id, or if one with that id is shared with everyone. If several have
+# the same id, the one that was shared first counts. So no other user can replace an ability that the user
+# already runs.
 _GRANTED = f"""
     SELECT owner_id, ability_id FROM (
         SELECT owner_id, ability_id,
@@ -199,7 +201,7 @@ class AbilityTable:
         return changed.row_count == 1
 
     async def existing(self, ability_ids: Iterable[str], user_id: str) -> set[str]:
-        """Returns the ids that belong to an ability the user can run."""
+        """Returns those of the given ids under which the user can run an ability."""
         ids = sorted(set(ability_ids))
         if not ids:
             return set()
@@ -327,8 +329,8 @@ def _search_sql(count: int, *, only_shared: bool) -> str:
 
 
 def _word_statements(ability: Ability) -> Iterator[SqlStatement]:
-    """Yields statements that insert the words in batches of fixed sizes, so that the database has to cache
-    few distinct statements.
+    """Yields statements that insert the words in batches. All batches except the last have the same size, so
+    that the database has to cache only a few different statements.
     """
     weights = _word_weights(
         (ability.name, 8), (ability.ability_id, 8), (ability.service_name, 6), (ability.description, 2)

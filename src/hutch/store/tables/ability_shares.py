@@ -13,8 +13,9 @@ from hutch.store.models import AbilityShare, Group, User, now
 MAX_SHARES = 1_000
 """Maximum number of users and groups per ability."""
 
-# Abilities that other users share with a user by name or through a group. `created_at` is the time when the
-# user got access; through a group, not before the user joined it.
+# Abilities that other users share with a user by name or through a group. `created_at` is the time from which
+# the user has had access. For a group, it is the time when the ability was shared or when the user joined,
+# whichever is later.
 SHARED_WITH_USER = """
     SELECT owner_id, ability_id, created_at FROM ability_shares
     WHERE user_id = :user_id AND owner_id <> :user_id

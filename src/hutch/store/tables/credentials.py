@@ -84,8 +84,8 @@ class CredentialTable:
         return changed.row_count
 
     async def replace_sealed(self, id: str, old_sealed: str, new_sealed: str) -> bool:
-        """Replaces the encrypted value if it is still `old_sealed`. The new text is the same value under
-        another key.
+        """Replaces the encrypted value if it is still `old_sealed`. `new_sealed` is the same value, encrypted
+        with another key. Returns False if the encrypted value has changed.
         """
         sql = "UPDATE credentials SET sealed = :new WHERE id = :id AND sealed = :old"
         values = {"id": id, "old": old_sealed, "new": new_sealed}

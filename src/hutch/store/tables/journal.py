@@ -162,7 +162,9 @@ class JournalTable:
         return [_run_head_from_row(row) for row in await self._database.scan(sql, origin=origin)]
 
     async def claim(self, run: FlowRunHead, holder: str, at: str) -> FlowRunRow | None:
-        """Makes `holder` the holder of a run. Returns None if the run has changed since it was read."""
+        """Makes `holder` the holder of a run. Returns None if the holder or the status has changed since
+        `run` was read.
+        """
         await self._encryption.ready()
         sql = f"""
             UPDATE flow_runs SET
@@ -206,10 +208,9 @@ class JournalTable:
         return changed.row_count == 1
 
     async def restart(self, run: FlowRunHead, steps: set[str], event: str, origin: str) -> bool:
-        """Makes a run pending and deletes the results and records of these steps and their inner steps.
-
-        Adds `event` to the journal. Returns False, without any change, if the run has changed since it was
-        read.
+        """Makes a run pending again, so that these steps run again. Deletes the results and records of these
+        steps and of their inner steps, and adds `event` to the journal. Returns False, without any change, if
+        the run has changed since `run` was read.
         """
         await self._encryption.ready()
         reset = """
@@ -301,8 +302,8 @@ class JournalTable:
 
         It is safe to write the same entries again.
         """
-        # The first row locks the run until all entries are written. A process that tries to claim the run
-        # waits.
+        # The first statement locks the run until all entries are written, so that a process that tries to
+        # claim the run has to wait.
         sql = """
             INSERT INTO flow_journal (run_id, number, step, kind, subject, body)
             SELECT run_id, :number, :step, :kind, :subject, :body FROM flow_runs
@@ -325,8 +326,8 @@ class JournalTable:
         return await self._database.write_many(sql, rows) == len(entries)
 
     async def steps(self, run_id: str) -> builtins.list[tuple[str, str]]:
-        """Returns the finished steps and their results in order. If a step occurs twice, the last result
-        counts.
+        """Returns the finished steps and their results in order. If a step occurs several times, its last
+        result counts.
         """
         await self._encryption.ready()
         sql = f"""
@@ -386,8 +387,8 @@ class JournalTable:
         }
 
     async def waiting_steps(self, run_ids: Sequence[str]) -> dict[str, builtins.list[str]]:
-        """Returns the steps that wait for an approval, by run. Runs without such steps are left out. Needs no
-        master key.
+        """Returns the steps that wait for an approval, by run. Runs without such steps are left out. Reads no
+        encrypted columns, so no master key is needed.
         """
         waiting: dict[str, builtins.list[str]] = {}
         sql = f"SELECT run_id, subject {_OPEN_APPROVALS_OF_RUNS} ORDER BY run_id, number LIMIT {MAX_LISTED}"
@@ -448,7 +449,8 @@ class JournalTable:
                 bodies[id] = await self._encryption.decrypt(body, *request_context(run_id, id))
             except VaultError as error:
                 logger.error("dropped a request for run %s: %s", run_id, error)
-        # Requests are deleted only after decryption, so that they are kept if a database error occurs.
+        # Delete requests only after decryption, so that they are kept if the keys cannot be read from the
+        # database.
         sql = "DELETE FROM flow_requests WHERE run_id = :run_id AND id IN :ids RETURNING id"
         values = {"run_id": run_id, "ids": [id for id, _ in rows]}
         (changed,) = await self._database.write(SqlStatement(sql, values))

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 class QuotaTable:
-    """A subject is the id of a user or an API key, or the name of an owner that is not a user."""
+    """Table of quotas and usage, by subject. A subject is the id of a user or an API key, or the name of an
+    owner that is not a user.
+    """
 
     def __init__(self, database: Database, write_behind: WriteBehindQueue) -> None:
         self._database = database
@@ -80,8 +82,8 @@ def _decode(subject: str, text: str) -> Quota:
 
 
 async def write_usage(database: Database, usages: Mapping[tuple[str, str], Usage]) -> None:
-    """Adds to the stored usage. Writes the rows in the same order on all servers, because otherwise they
-    could block each other.
+    """Adds to the stored usage. Every server writes the rows in sorted order, because transactions with
+    different orders could block each other.
     """
     sql = """
         INSERT INTO usage_days AS used (subject, day, executions, cpu_seconds)

@@ -44,8 +44,8 @@ class MemoryCounters:
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        # For each key: the number of the window since 1970, its hits, the hits of the previous window, and
-        # the time after which neither counts.
+        # For each key: the number of the last window since 1970, the hits in it, the hits of the window
+        # before, and the time from which none of these hits counts any more.
         self._counters: dict[str, tuple[int, int, int, float]] = {}
 
     async def hit(self, key: str, limit: int, window_seconds: int) -> SlidingWindow | None:

@@ -64,7 +64,7 @@ class Match(msgspec.Struct, frozen=True):
 
     @property
     def single(self) -> str | None:
-        """The only value that is included, or None."""
+        """The value that is included if it is the only one, otherwise None."""
         return self.any_of[0] if len(self.any_of) == 1 else None
 
 
@@ -150,8 +150,9 @@ class RunSearch:
             rows = await self._with_text(query, scanned, rest, values, self._columns)
             runs = [self._read_row(row) for row in rows[: query.limit]]
         else:
-            # There is no outer ORDER BY, because SQLite would read all rows before the first one. Both
-            # databases pass the rows on in the order of the inner query.
+            # Do not add an outer ORDER BY, because SQLite would then read all rows before it returns the
+            # first one. It is not needed, because both databases return the rows in the order of the inner
+            # query.
             sql = f"SELECT {self._columns} FROM ({scanned}) AS runs WHERE {rest.sql} LIMIT :limit"
             rows = await self._database.search(sql, SEARCH_SECONDS, **values, limit=query.limit)
             runs = [self._read_row(row) for row in rows]
@@ -164,8 +165,8 @@ class RunSearch:
     async def _with_text(
         self, query: RunQuery, scanned: str, rest: _Conditions, values: dict[str, Any], columns: str
     ) -> list[Values]:
-        """Returns columns of the scanned rows that match. The database compares the texts with the columns
-        that it can read. Messages are encrypted, so they are compared here.
+        """Returns columns of those scanned rows that match the texts. The database searches the columns that
+        it can read. Error messages are encrypted, so this method decrypts and searches them.
         """
         texts = [*query.text.any_of, *query.text.none_of]
         wanted = len(query.text.any_of)
@@ -193,14 +194,14 @@ class RunSearch:
         return matching
 
     async def _last_scanned(self, query: RunQuery) -> SortKey | None:
-        """Returns the sort key of the last row that a page looked at, or None if there are no further
+        """Returns the sort key of the last row that was scanned for a page, or None if there are no further
         rows.
         """
         source, index, _ = _plan(query)
         column = _SORT_COLUMNS[query.sort]
         table = "r"
         if _target(query):
-            # Read the table of tools and hosts instead of the runs, because it has both columns.
+            # The table of tools and hosts has both columns, so do not read the runs.
             source, table = "run_targets AS t", "t"
         sql = f"""
             SELECT {table}.{column}, {table}.run_id FROM {source} WHERE {index.sql}
@@ -259,8 +260,8 @@ def _order(query: RunQuery) -> str:
 
 
 def _target(query: RunQuery) -> tuple[str, str] | None:
-    """Returns the kind (tool or host) and the name whose index the search uses, or None if it uses another
-    index.
+    """Returns the kind (tool or host) and the name if the search walks the index of one tool or host.
+    Otherwise returns None.
     """
     if query.sort == "created" and query.owner.single is None:
         for kind, match in (("tool", query.tool), ("host", query.host)):
@@ -270,8 +271,8 @@ def _target(query: RunQuery) -> tuple[str, str] | None:
 
 
 def _plan(query: RunQuery) -> tuple[str, _Conditions, _Conditions]:
-    """Returns the table to walk, the conditions that its index answers, and the other conditions without the
-    text.
+    """Returns the table whose index the search walks, the conditions that this index answers, and the
+    remaining conditions, without the search for texts.
     """
     index, rest = _Conditions(), _Conditions()
     target = _target(query)
@@ -295,8 +296,8 @@ def _choose_index(query: RunQuery, index: _Conditions) -> set[str]:
     """
     used: set[str] = set()
     if query.owner.single is not None:
-        # Read only rows of this owner. The cursor contains the sort key of the last row that was read, which
-        # would reveal rows of other owners.
+        # Read only rows of this owner, because the cursor contains the sort key of the last row that was
+        # read. If that row belonged to another owner, its key would be revealed.
         index.add("r.owner = :owner", owner=query.owner.single)
         used.add("owner")
     if query.sort == "duration":
@@ -316,7 +317,7 @@ def _choose_index(query: RunQuery, index: _Conditions) -> set[str]:
     if "completed" not in query.ended:
         index.add("r.outcome <> 'ok'")
         if query.ended == {"failed"}:
-            # The index also contains suspended runs. They are few, so skipping them is cheap.
+            # This index also contains suspended runs. They are few, so skipping them is cheap.
             index.add("r.outcome <> 'suspended'")
         if "failed" in query.ended:
             used.add("ended")
@@ -367,7 +368,8 @@ def _add_columns(query: RunQuery, rest: _Conditions, used: set[str]) -> None:
 
 
 def _add_targets(query: RunQuery, rest: _Conditions, used: set[str]) -> None:
-    # With OFFSET, PostgreSQL looks up each scanned row instead of reading all rows of a tool or host.
+    # Keep OFFSET 0: with it, PostgreSQL looks up each scanned row instead of reading all rows of a tool or
+    # host.
     exists = """EXISTS (
         SELECT 1 FROM run_targets WHERE run_targets.run_id = runs.run_id AND kind = '{}' AND name IN :{}
         LIMIT 1 OFFSET 0
@@ -381,7 +383,7 @@ def _add_targets(query: RunQuery, rest: _Conditions, used: set[str]) -> None:
 
 def _has_text(name: str) -> str:
     like = f"LIKE :{name} ESCAPE '!'"
-    # With OFFSET, PostgreSQL looks up each scanned row instead of reading all tools and hosts.
+    # Keep OFFSET 0: with it, PostgreSQL looks up each scanned row instead of reading all tools and hosts.
     return f"""(
         LOWER(run_id) {like} OR outcome {like} OR (label IS NOT NULL AND LOWER(label) {like})
         OR EXISTS (

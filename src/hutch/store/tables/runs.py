@@ -167,8 +167,8 @@ class RunTable:
         await self._database.write(SqlStatement(sql, {"run_id": run_id, "outcome": outcome}))
 
     async def mark_retrying(self, run_id: str) -> None:
-        """Marks a run that is tried again, so that its next record replaces this one."""
-        # The next record of a suspended run replaces this one anyway.
+        """Marks the record of a run that is tried again, so that the run's next record replaces it."""
+        # A suspended run needs no mark, because its next record replaces this one anyway.
         sql = "UPDATE runs SET outcome = 'retrying' WHERE run_id = :run_id AND outcome <> 'suspended'"
         await self._database.write(SqlStatement(sql, {"run_id": run_id}))
 

@@ -31,8 +31,8 @@ def _user_from_row(row: Values) -> User:
     return User(id=id, name=name, data_key=data_key, created_at=created_at)
 
 
-# Tables of the queue from which the rows of a removed user are deleted. A run in progress
-# ends too.
+# Tables of the queue from which the rows of a removed user are deleted. A run in progress is stopped too,
+# because its server finds no row when it renews the lease.
 _QUEUE_TABLES = (
     "schedules",
     "triggers",
@@ -91,8 +91,8 @@ class UserTable:
         _, changed, *_ = await self._database.write(
             SqlStatement(quotas, {"id": id}),
             SqlStatement("DELETE FROM users WHERE id = :id", {"id": id}),
-            # There is no foreign key, because flows and runs may also belong to the operator, who is not a
-            # user.
+            # Rows of the following tables have no foreign key to the user, because flows and runs may also
+            # belong to the operator, who is not a user.
             SqlStatement("DELETE FROM flows WHERE owner = :id", {"id": id}),
             SqlStatement("DELETE FROM flow_runs WHERE owner = :id", {"id": id}),
             SqlStatement("DELETE FROM checkpoints WHERE owner = :id", {"id": id}),

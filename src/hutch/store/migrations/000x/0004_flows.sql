@@ -22,8 +22,8 @@ CREATE TABLE flow_versions (
     FOREIGN KEY (owner, name) REFERENCES flows (owner, name) ON DELETE CASCADE
 );
 
--- `holder` is the id of the process that runs it, or ''; `seen_at` is the time of its last heartbeat.
--- `claims` counts how often the run was started without finishing more steps than `claimed_steps`.
+-- `holder` is the id of the process that runs the flow, or ''; `seen_at` is the time of its last heartbeat. `claims`
+-- counts the starts of the run since it last had more finished steps than `claimed_steps`.
 CREATE TABLE flow_runs (
     run_id TEXT PRIMARY KEY,
     owner TEXT NOT NULL,

@@ -11,7 +11,7 @@ ALTER TABLE runs ADD COLUMN error_message TEXT;
 -- Size of the record with its content, for the limit of all records together.
 ALTER TABLE runs ADD COLUMN bytes BIGINT NOT NULL DEFAULT 0;
 
--- In its own table, so that lists do not read past it.
+-- Contents have their own table, so that lists of runs do not have to read past them.
 CREATE TABLE run_contents (
     run_id TEXT PRIMARY KEY REFERENCES runs (run_id) ON DELETE CASCADE,
     content TEXT NOT NULL

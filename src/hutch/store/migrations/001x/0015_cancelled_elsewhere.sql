@@ -1,3 +1,4 @@
--- Time at which the cancellation of a run was requested that another process continues. That process stops the run.
+-- Set if a process asks for the cancellation of a run that another process continues: the time of this request. The
+-- other process then stops the run.
 
 ALTER TABLE checkpoints ADD COLUMN cancel_requested_at TEXT;

@@ -1,4 +1,4 @@
--- Tool calls of guests that cannot be stored themselves, such as toolscripts, with their results.
+-- Tool calls, with their results, of runs whose guests cannot be stored, such as toolscripts.
 
 CREATE TABLE recorded_calls (
     run_id TEXT NOT NULL,

@@ -1,13 +1,14 @@
--- Clients that follow the events of a run which another server executes. That server stores new events for each
--- follower, and the follower's server reads and deletes them. Times are by the clock of the database.
+-- Clients that follow the events of a run that another server executes. That other server stores new events for each
+-- follower, and the server to which the follower is connected reads and deletes them. Times are by the clock of the
+-- database.
 
 CREATE TABLE run_followers (
     id TEXT PRIMARY KEY,
     run_id TEXT NOT NULL,
-    -- Number of the last event that the follower has, and what to add to the numbers that are sent.
+    -- Number of the last event that the follower has, and an offset that is added to the numbers that are sent.
     after_number BIGINT NOT NULL,
     number_offset BIGINT NOT NULL,
-    -- The follower's server renews this time while the client is connected.
+    -- The server to which the follower is connected renews this time while the client is connected.
     expires_at BIGINT NOT NULL
 );
 CREATE INDEX run_followers_by_expiry ON run_followers (expires_at);

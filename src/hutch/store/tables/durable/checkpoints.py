@@ -34,8 +34,9 @@ _SAVE = f"""
         bundle = excluded.bundle, expires_at = excluded.expires_at, bytes = excluded.bytes
     WHERE checkpoints.holder = :previous_holder
 """
-# A process that died holds its runs until `held_until`. If the run has called no tool since it was continued,
-# its stored state is still current, so another process can continue it.
+# A suspended run can be taken. So can a run in state `running` whose process has died, that is, has not
+# extended `held_until`: the run has called no tool since it was continued, so its stored state is still
+# current.
 _TAKE = f"""
     UPDATE checkpoints SET state = 'running', holder = :holder, held_until = :held_until
     WHERE run_id = :run_id AND owner = :owner AND expires_at > :now
@@ -120,8 +121,9 @@ class CheckpointTable:
             for call in calls
         ]
         values = msgspec.structs.asdict(row) | {"previous_holder": previous_holder or ""}
-        # The other statements apply only to the row that was just written. Another process that continued the
-        # run may have written the same generation, but at another time.
+        # The other statements apply only if the first one has written the row. The generation alone does not
+        # show this, because another process that continued the run may have written the same generation. It
+        # would have written another expiry time.
         is_saved = (
             "SELECT 1 FROM checkpoints"
             " WHERE run_id = :run_id AND generation = :generation AND expires_at = :expires_at"
@@ -132,8 +134,8 @@ class CheckpointTable:
             SqlStatement(
                 f"DELETE FROM checkpoint_parts WHERE run_id = :run_id AND EXISTS ({is_saved})", guarded
             ),
-            # Keep the rows of calls that are still waiting: while the run continued, they may have got a
-            # decision or a result.
+            # Keep the rows of calls that are still waiting, because these calls may have got a decision or a
+            # result while the run continued.
             SqlStatement(
                 "DELETE FROM pending_calls WHERE run_id = :run_id"
                 f" AND call_id NOT IN :call_ids AND EXISTS ({is_saved})",
@@ -176,8 +178,9 @@ class CheckpointTable:
     async def take(
         self, run_id: str, owner: str, holder: str, held_until: str, *, is_holder_dead: bool = False
     ) -> CheckpointRow | None:
-        """Marks a suspended run as running in the process `holder`. Returns None if there is no such run, or
-        it is not suspended. With `is_holder_dead`, a run that another process continues is taken over.
+        """Marks a suspended run as running in the process `holder`. Also takes over a run in state `running`
+        if its holder has died: the time of the hold is over, or `is_holder_dead` is set. Returns None if
+        there is no such run, or if another process continues the run.
         """
         values = {
             "run_id": run_id,
@@ -206,7 +209,7 @@ class CheckpointTable:
         return _row(rows[0]) if rows else None
 
     async def release(self, run_id: str, holder: str) -> None:
-        """Marks a run as suspended again, because it could not be continued."""
+        """Marks a run that could not be continued as suspended again."""
         sql = """
             UPDATE checkpoints SET state = 'suspended', holder = NULL, held_until = NULL
             WHERE run_id = :run_id AND holder = :holder AND state = 'running'
@@ -214,8 +217,8 @@ class CheckpointTable:
         await self._database.write(SqlStatement(sql, {"run_id": run_id, "holder": holder}))
 
     async def mark_called(self, run_id: str, holder: str) -> bool:
-        """Records that the run is about to call a tool. Returns False if another process has the run, or its
-        cancellation was requested.
+        """Records that the run is about to call a tool. Returns False if another process has the run, or if
+        the cancellation of the run was requested.
         """
         sql = """
             UPDATE checkpoints SET state = 'called'
@@ -259,7 +262,7 @@ class CheckpointTable:
         await self._database.write(*statements)
 
     async def delete_suspended(self, run_id: str) -> bool:
-        """Deletes a run. Returns False if it is not suspended."""
+        """Deletes a suspended run. Returns False if the run is not suspended."""
         sql = "DELETE FROM checkpoints WHERE run_id = :run_id AND state = 'suspended'"
         (changed,) = await self._database.write(SqlStatement(sql, {"run_id": run_id}))
         return changed.row_count == 1
@@ -282,8 +285,9 @@ class CheckpointTable:
             text = await self._encryption.encrypt_bytes(answer, *_answer_context(run_id, call_id))
             call = {"run_id": run_id, "call_id": call_id}
             is_missing = "run_id = :run_id AND call_id = :call_id AND answer IS NULL"
-            # The first statement counts the size and locks the row of the run, so that concurrent results are
-            # all counted. The last statement subtracts the size again if the result was not stored.
+            # The first statement adds the size to the size of the run. It also locks the row of the run, so
+            # that concurrent results are all counted. The last statement subtracts the size again if the
+            # result was not stored.
             statements += [
                 SqlStatement(
                     "UPDATE checkpoints SET bytes = bytes + :bytes WHERE run_id = :run_id"
@@ -390,8 +394,9 @@ class CheckpointTable:
         *,
         digest: str | None = None,
     ) -> bool:
-        """Stores a decision, which `holder` carries out. `digest` is the SHA-256 of the arguments that were
-        decided on. Returns False if the call already has a decision or is no longer waiting.
+        """Stores a decision, which the process `holder` then carries out. `digest` is the SHA-256 of the
+        arguments that were approved or denied. Returns False if the call already has a decision or is no
+        longer waiting.
         """
         sql = """
             UPDATE pending_calls SET decision = :decision, decided_by = :decided_by, decided_at = :now,
@@ -413,11 +418,11 @@ class CheckpointTable:
         is_dead: bool = False,
     ) -> bool:
         """Stores the parts of a run's result and deletes the state of the run. The run must be held by
-        `holder` or, with None, be suspended. With `is_dead`, also requires that the holder has not extended
-        its hold. Returns False if there is no such run.
+        `holder` or, if `holder` is None, be suspended. With `is_dead`, the time of the holder's hold must
+        also be over. Returns False if there is no such run.
         """
-        # Ciphertext for the column `result`. It is unique, so the other statements apply only if this call
-        # has ended the run. The result itself is stored in parts.
+        # Mark for the column `result`, while the result itself is stored in parts. Every ciphertext is
+        # unique, so the other statements can check with the mark that this call has ended the run.
         mark = await self._encryption.encrypt("in parts", *_result_context(run_id))
         texts = [
             await self._encryption.encrypt_bytes(part, *_result_context(run_id, number, len(result)))
@@ -471,9 +476,9 @@ class CheckpointTable:
         return int((await self._database.scan(sql, owner=owner, run_id=other_than))[0][0])
 
     async def with_answers(self, bundle: str, protocols: Collection[str]) -> list[CheckpointRow]:
-        """Returns runs that can continue, because a call has a result or was in flight, or because no call is
-        pending. They are suspended, or a process that continued them has died before they called a tool. Only
-        includes runs of this guest bundle and these protocols.
+        """Returns runs of this guest bundle and these protocols that can continue. Such a run is suspended,
+        or its process has died before the run called a tool. One of its calls has a result or was in flight,
+        or it has no pending calls.
         """
         columns = ", ".join(f"c.{name}" for name in _FIELDS)
         sql = f"""

@@ -1,4 +1,6 @@
-"""Table of the tool calls of guests that cannot be stored themselves, such as toolscripts."""
+"""Table of the tool calls of runs whose guests cannot be stored, such as toolscripts. A resumed run gets the
+recorded results instead of calling the tools again.
+"""
 
 from __future__ import annotations
 

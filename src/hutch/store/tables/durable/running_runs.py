@@ -24,8 +24,8 @@ class RunningRunTable:
         self._database = database
 
     async def put(self, holder: str, runs: Sequence[NewRun]) -> None:
-        """Adds or replaces runs that the process `holder` executes. `runs` are the records, without contents,
-        to store if this process dies.
+        """Adds or replaces runs that the process `holder` executes. `runs` are the records that are stored if
+        this process dies; their contents are left out.
         """
         sql = """
             INSERT INTO running_runs (run_id, holder, seen_at, record)
@@ -56,7 +56,9 @@ class RunningRunTable:
         await self._database.write(SqlStatement(sql, {"holder": holder, "now": now()}))
 
     async def holders(self) -> dict[str, str]:
-        """Returns the processes that execute runs, and when each was last alive."""
+        """Returns the processes that execute runs, with the time when each last reported that it was
+        alive.
+        """
         sql = "SELECT holder, max(seen_at) FROM running_runs GROUP BY holder"
         return dict(await self._database.scan(sql))
 

@@ -33,7 +33,7 @@ _INSERT = f"""
     WHERE (SELECT COUNT(*) FROM sessions WHERE owner = :owner) < :max_count
     ON CONFLICT (owner, name) DO NOTHING
 """
-# A process that died holds its sessions until `held_until`.
+# A session can be taken if no process holds it. A process that died holds its sessions until `held_until`.
 _TAKE = f"""
     UPDATE sessions SET holder = :holder, held_until = :held_until
     WHERE owner = :owner AND name = :name AND expires_at > :now
@@ -132,7 +132,7 @@ class SessionTable:
         """
         fields = msgspec.structs.asdict(row)
         values = {**fields, "holder": holder, "next_holder": row.holder, "previous": previous}
-        # The other statements apply only to the version that was just written.
+        # The other statements apply only if the first one has written this version, which is a random value.
         is_saved = "SELECT 1 FROM sessions WHERE session_key = :session_key AND version = :version"
         guarded = {"session_key": row.session_key, "version": row.version}
         inserts = []

@@ -71,7 +71,9 @@ class FollowerTable:
         return [Follower(*row) for row in await self._database.scan(sql)]
 
     async def put(self, id: str, events: FollowedEvents) -> bool:
-        """Stores events for a follower. Returns False if the follower has left, or has many unread events."""
+        """Stores events for a follower. Returns False if the follower has left, or has too many unread
+        events.
+        """
         sql = """
             INSERT INTO followed_events (follower, part, number, is_end, data)
             SELECT id, :part, :number, :is_end, :data FROM run_followers
@@ -83,8 +85,8 @@ class FollowerTable:
         return changed.row_count == 1
 
     async def take(self, ids: Collection[str]) -> builtins.list[tuple[str, FollowedEvents]]:
-        """Removes and returns the events that wait for these followers, in order. Skips events that cannot be
-        decrypted.
+        """Removes and returns the events that wait for these followers, in order. Events that cannot be
+        decrypted are returned without data.
         """
         sql = """
             DELETE FROM followed_events WHERE follower IN :ids

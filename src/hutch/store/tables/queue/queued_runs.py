@@ -177,7 +177,9 @@ class QueuedRunTable:
         }
 
     async def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Adds encrypted rows in one transaction. A row whose idempotency key exists is left out."""
+        """Adds encrypted rows in one transaction. A row whose idempotency key is already stored for its owner
+        is left out.
+        """
         await self._database.write_batches(SqlBatch(_INSERT, _placed(rows)))
 
     def statements(self, rows: Sequence[Mapping[str, Any]]) -> list[SqlStatement]:
@@ -185,7 +187,9 @@ class QueuedRunTable:
         return [SqlStatement(_INSERT, row) for row in _placed(rows)]
 
     async def with_keys(self, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, str]]:
-        """Returns the run and the digest for each pair of an owner and an idempotency key that exists."""
+        """Returns the runs that were added with these pairs of an owner and an idempotency key, with the
+        digests of their requests. Pairs that no run has are left out.
+        """
         sql = """
             SELECT owner, idempotency_key, run_id, digest FROM queued_runs
             WHERE owner IN :owners AND idempotency_key IN :keys
@@ -195,7 +199,7 @@ class QueuedRunTable:
         return {(owner, key): (run_id, digest) for owner, key, run_id, digest in rows}
 
     async def count_open(self, owner: str, limit: int) -> int:
-        """Returns the number of runs of an owner that wait, at most `limit`."""
+        """Returns how many runs of an owner are waiting. Counts up to `limit`."""
         sql = """
             SELECT COUNT(*) FROM (
                 SELECT 1 FROM queued_runs WHERE owner = :owner AND state = 'queued' LIMIT :limit
@@ -256,7 +260,7 @@ class QueuedRunTable:
 
     async def mark_effects(self, run_id: str, generation: int) -> bool:
         """Records that the run may have effects from now on. Returns False if another server has the run, or
-        it was cancelled.
+        if the cancellation of the run was requested.
         """
         sql = f"UPDATE queued_runs SET has_effects = TRUE WHERE {_IS_HELD} AND NOT is_cancelled"
         (changed,) = await self._database.write(
@@ -300,8 +304,8 @@ class QueuedRunTable:
     async def put_back(
         self, run_id: str, generation: int, delay_ms: int, *, counts: bool, keeps_effects: bool = False
     ) -> bool:
-        """Queues a run again, after a delay. With `counts` False, the start does not count as an attempt.
-        Returns False if another server has the run.
+        """Queues a run again, after a delay. With `counts` False, this start does not count as one of the
+        run's attempts. Returns False if another server has the run.
         """
         sql = f"""
             UPDATE queued_runs SET state = :state, due_at = clock_ms() + :delay_ms, holder = NULL,
@@ -349,7 +353,9 @@ class QueuedRunTable:
         return changed.row_count == 1
 
     async def revive(self, run_id: str) -> bool:
-        """Queues a dead letter again, with all attempts. Returns False if the run is not a dead letter."""
+        """Queues a dead letter again; it gets its full number of attempts. Returns False if the run is not a
+        dead letter.
+        """
         sql = """
             UPDATE queued_runs SET state = 'queued', attempts = 0, has_effects = FALSE, is_cancelled = FALSE,
                 generation = generation + 1, due_at = clock_ms(), deadline_at = NULL, ended_at = NULL,
@@ -435,7 +441,8 @@ class QueuedRunTable:
     async def load(self, limit: int) -> QueueLoad:
         """Counts the open runs and the dead letters of all owners, at most `limit` of each state."""
         states: tuple[QueueState, ...] = ("delayed", "queued", "running", "dead")
-        # The states are part of the text, because the indexes are for one state each.
+        # Write each state into the text instead of passing it as a parameter, because the index of a state is
+        # used only if the database sees the state when it plans the query.
         sql = " UNION ALL ".join(
             f"""
             SELECT '{state}', COUNT(*), COALESCE(clock_ms() - MIN(due_at), 0) FROM (
@@ -460,7 +467,7 @@ class QueuedRunTable:
 
 
 def ended_with(run_id: str, generation: int) -> tuple[str, dict[str, Any]]:
-    """Returns a condition that is true if the run has ended with this generation, with its parameters."""
+    """Returns a condition, with its parameters, that is true if the run has ended with this generation."""
     condition = """
         EXISTS (
             SELECT 1 FROM queued_runs

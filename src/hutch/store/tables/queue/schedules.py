@@ -145,7 +145,7 @@ class _StarterTable:
         return [self._row(row) for row in await self._database.scan(sql, **values)]
 
     async def by_id(self, id: str) -> Any:
-        """Returns the row of any owner; None if there is none."""
+        """Returns the row with this id, whoever its owner is; None if there is no such row."""
         rows = await self._rows("id = :id", id=id)
         return rows[0] if rows else None
 
@@ -179,7 +179,9 @@ class ScheduleTable(_StarterTable):
         return rows[0] if rows else None
 
     async def due(self) -> builtins.list[Schedule]:
-        """Lists the schedules that are due: the oldest of each owner, then the second of each, and so on."""
+        """Lists the schedules that are due. Owners take turns: first the most overdue schedule of each owner,
+        then the second of each, and so on.
+        """
         sql = f"""
             SELECT {self._columns} FROM schedules WHERE NOT is_paused AND next_at <= clock_ms()
             ORDER BY ROW_NUMBER() OVER (PARTITION BY owner ORDER BY next_at), next_at LIMIT {MAX_LISTED}
@@ -187,12 +189,14 @@ class ScheduleTable(_StarterTable):
         return [self._row(row) for row in await self._database.scan(sql)]
 
     async def next_in(self) -> int | None:
-        """Returns the milliseconds until the next tick of all schedules; None if there is none."""
+        """Returns the milliseconds until the earliest next tick of all schedules; None if there is no
+        schedule.
+        """
         sql = "SELECT MIN(next_at) - clock_ms() FROM schedules WHERE NOT is_paused"
         return (await self._database.read(sql))[0][0]  # type: ignore[no-any-return]
 
     async def advance(self, row: Schedule, next_at: int, run_id: str | None) -> bool:
-        """Sets the next tick. Returns False if another server has done it."""
+        """Sets the next tick. Returns False if another server has already set it."""
         sql = """
             UPDATE schedules SET next_at = :next_at, last_at = clock_ms(),
                 last_run_id = COALESCE(:run_id, last_run_id)

@@ -69,7 +69,9 @@ class WebhookTable:
     async def statement(
         self, id: str, run_id: str, owner: str, event: str, generation: int, message: bytes, days_ms: int
     ) -> SqlStatement:
-        """Returns a statement that adds a message, if the run has ended with this generation."""
+        """Returns a statement that adds a message. The statement does nothing unless the run has ended with
+        this generation.
+        """
         condition, values = ended_with(run_id, generation)
         sql = f"""
             INSERT INTO webhook_deliveries (
@@ -119,7 +121,8 @@ class WebhookTable:
             try:
                 text = await self._encryption.decrypt_bytes(message, *_context(row.id))
             except VaultError:
-                # Return None instead of raising the error, so that the other messages can be sent.
+                # Mark the message as unreadable instead of raising the error, so that the other messages can
+                # be sent.
                 text = None
             taken.append(TakenDelivery(row, text, now))
         return taken
@@ -167,7 +170,8 @@ class WebhookTable:
 
     async def counts(self, limit: int) -> dict[str, int]:
         """Returns the number of pending and of failed messages, at most `limit` of each."""
-        # The states are part of the text, because the indexes are for one state each.
+        # Write each state into the text instead of passing it as a parameter, because the index of a state is
+        # used only if the database sees the state when it plans the query.
         sql = " UNION ALL ".join(
             f"""
             SELECT '{state}', COUNT(*) FROM (
@@ -201,7 +205,7 @@ class WebhookTable:
         return await self._encryption.decrypt(rows[0][0], *_secret_context(owner)) if rows else None
 
     async def put_secret(self, owner: str, secret: str, *, replaces: bool) -> None:
-        """Stores the secret of an owner. Without `replaces`, an existing secret stays."""
+        """Stores the secret of an owner. Without `replaces`, keeps an existing secret."""
         action = "DO UPDATE SET secret = excluded.secret, created_at = excluded.created_at"
         sql = f"""
             INSERT INTO webhook_secrets (owner, secret, created_at) VALUES (:owner, :secret, clock_ms())
