@@ -83,8 +83,8 @@ def digest(secret: str) -> str:
 def verify(secret: str, stored: tuple[ApiKey, User] | None) -> Identity:
     """Checks a secret against the row that the store found for its digest. Raises Unauthorized."""
     expected = digest(secret)
-    # The lookup by index leaks no useful timing, because a known digest does not reveal the key. The digests
-    # are compared in constant time anyway.
+    # Looking the digest up by an index is safe, although its duration may reveal something about known
+    # digests, because a digest does not reveal the key. The digests are compared in constant time anyway.
     if stored is None or not hmac.compare_digest(stored[0].digest, expected):
         raise Unauthorized("unknown", _UNKNOWN_KEY, remedy=_SEND_REMEDY)
     key, user = stored

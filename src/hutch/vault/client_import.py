@@ -53,8 +53,8 @@ def locked_value(text: str) -> str:
 
 
 def unlock_secrets(secrets: Sequence[Secret], key: str) -> tuple[list[Secret], list[Secret]]:
-    """Decrypts values that the client has encrypted. Returns the readable secrets, then the secrets that
-    `key` cannot decrypt.
+    """Decrypts the values that the client has encrypted; others stay as they are. Returns the readable
+    secrets, then the secrets that `key` cannot decrypt.
     """
     readable: list[Secret] = []
     locked: list[Secret] = []

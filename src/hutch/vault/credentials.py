@@ -16,9 +16,11 @@ KINDS = ("header", "cookie", "auth_token", "query", "body")
 HEADER_KINDS = frozenset({"header", "cookie", "auth_token"})
 """Kinds of credentials whose value becomes part of a header."""
 MAX_NAME_CHARS = 256
-# More than servers accept in a header. Limited, because redaction takes up to 1 KiB of memory per character.
+# This is more than servers accept in a header. A limit is needed because redaction takes up to 1 KiB of
+# memory per character.
 MAX_VALUE_BYTES = 16 * 1024
-# A hint shows four characters of a secret with at least 16, so at most a quarter of it.
+# A hint shows the last four characters of a secret. Secrets with less than 16 characters have no hint, so a
+# hint shows at most a quarter of the secret.
 HINT_CHARS = 4
 MIN_CHARS_FOR_HINT = 16
 
@@ -126,7 +128,8 @@ def _problem(kind: str, value: str) -> str | None:
 def hint(value: str) -> str:
     """Returns the last four characters of the value, or an empty text if they would reveal too much.
 
-    Only the part after the last separator is used: the token of `Bearer …`, or the value of the last cookie.
+    If the value has several parts, the last part counts: the token of `Bearer …`, or the value of the last
+    cookie.
     """
     if re.match(r"basic\s", value, re.I):
         # Show nothing, because the value is Base64 that ends with the password.
@@ -162,5 +165,5 @@ def reencrypt(keys: DataKeys, credential: Credential) -> str:
 
 
 def _context(user_id: str, name: CredentialName) -> Sequence[str]:
-    # Lower case, because names are compared without regard to case, like header names.
+    # Convert to lower case, because names are compared without regard to case, like header names.
     return ("credential", user_id, name.domain, name.kind, name.key.lower())

@@ -62,7 +62,7 @@ K = TypeVar("K", bound=EncryptionKey, covariant=True)
 
 
 class KeyRing(Generic[K]):
-    """Keys for decryption. The first one is current and also encrypts."""
+    """Keys that can decrypt. Only the first one, the current key, encrypts."""
 
     def __init__(self, keys: Sequence[K]) -> None:
         if not keys:

@@ -24,8 +24,8 @@ FLOWS_OWNER = "journal"
 """Used instead of a user id for the data keys of flows."""
 FLOWS_META_KEY = "vault.journal"
 """Key of the meta table under which the data keys of flows are stored."""
-# Time for which replaced keys are kept. It is much longer than any process uses a user's row after reading
-# it.
+# Time for which replaced keys are kept. A process may still use them with the row of a user that it has read,
+# but for a much shorter time than this.
 GRACE_SECONDS = 3600
 
 
@@ -58,8 +58,8 @@ def decrypt_data_keys(master: MasterKeys, text: str, user_id: str) -> DataKeys:
 
 
 def add_data_key(master: MasterKeys, text: str, user_id: str) -> str:
-    """Returns the text with a new data key at the start. All keys in it are encrypted with the current master
-    key. Raises VaultError.
+    """Adds a new data key at the start of a stored text, and returns the new text. All keys in it are
+    encrypted with the current master key. Raises VaultError.
     """
     older = [
         DataKeyEntry(entry.created, _encrypt_key(master, _decrypt_entry(master, entry, user_id), user_id))
@@ -69,10 +69,12 @@ def add_data_key(master: MasterKeys, text: str, user_id: str) -> str:
 
 
 def drop_expired_keys(text: str, needed: Container[DataKeyEntry] = ()) -> str:
-    """Removes keys that were replaced more than GRACE_SECONDS ago, except for the entries in `needed`."""
+    """Removes the keys that were replaced more than GRACE_SECONDS ago from a stored text, except for the
+    entries in `needed`.
+    """
     entries = parse_entries(text)
     oldest = int(time.time()) - GRACE_SECONDS
-    # The entries are sorted newest first: a key was replaced at the creation time of the previous entry.
+    # The entries are sorted newest first, so a key was replaced when the entry before it was created.
     older = [entry for newer, entry in pairwise(entries) if newer.created > oldest or entry in needed]
     return _join([entries[0], *older])
 

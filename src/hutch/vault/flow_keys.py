@@ -73,7 +73,9 @@ class FlowCipher:
 
 
 def _place(number: int, count: int) -> str:
-    """Returns the part of the context that keeps the pieces of a text in their order and complete."""
+    """Returns the part of the context that describes the position of a piece. With it, decryption fails if
+    pieces are missing or in another order.
+    """
     return f"piece {number} of {count}"
 
 
@@ -94,8 +96,7 @@ async def load(store: Store, home: Path, environ: Mapping[str, str]) -> FlowCiph
     master = crypto.load_master_keys(home, environ, create=is_new)
     await master_key_check.check(store, master)
     if text is None:
-        # Two processes may do this at the same time. The first write wins, and both use the key that it
-        # stored.
+        # Two processes may get here at the same time. The first one stores its key, and both use that key.
         text = await store.meta.put_first(FLOWS_META_KEY, create_data_key(master, FLOWS_OWNER))
     return FlowCipher(decrypt_data_keys(master, text, FLOWS_OWNER))
 

@@ -22,15 +22,15 @@ async def check(store: Store, master: MasterKeys) -> None:
     """
     encrypted = await store.meta.get(META_KEY)
     if encrypted is None:
-        # There is no check value yet, so check against the data keys of users and flows.
+        # There is no check value yet, so check whether the data keys of users and flows can be decrypted.
         for user in await store.users.list():
             _decrypt(master, data_keys.parse_entries(user.data_key)[0].sealed, data_keys.CONTEXT, user.id)
         if text := await store.meta.get(data_keys.FLOWS_META_KEY):
             _decrypt(
                 master, data_keys.parse_entries(text)[0].sealed, data_keys.CONTEXT, data_keys.FLOWS_OWNER
             )
-        # Two processes may do this at the same time. The first write wins, and both check the value that it
-        # stored.
+        # Two processes may get here at the same time. The first one stores its check value, and both check
+        # that value.
         encrypted = await store.meta.put_first(META_KEY, crypto.encrypt(master, CHECK_VALUE, META_KEY))
     _decrypt(master, encrypted, META_KEY)
 

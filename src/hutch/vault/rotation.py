@@ -1,10 +1,10 @@
 """Key rotation while other processes read and write. After every step, all data can be decrypted.
 
 Each user gets a new data key in front of the existing ones. All data keys are encrypted with the current
-master key, and every credential is encrypted with the new data key. Older data keys are kept for a while,
-because a process may still be encrypting with one of them; a later rotation removes them. An interrupted
-rotation leaves keys that can decrypt everything. Flows get a new data key too, but their rows are not
-encrypted again (see `flow_keys`).
+master key, and every credential is encrypted with the user's new data key. Older data keys are kept for a
+while, because a process may still be encrypting with one of them; a later rotation removes these keys. If a
+rotation is interrupted, the stored keys can still decrypt everything. Flows get a new data key too, but their
+rows are not encrypted again (see `flow_keys`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from hutch.vault.vault import Vault
 
 # Maximum number of attempts to add a data key while other rotations change the user.
 ATTEMPTS = 20
-# Number of passes over all credentials. Another process may store a credential with an older key meanwhile.
-# The next pass, or the next rotation, encrypts it again.
+# Number of passes over all credentials. Another process may store a credential with an older key during a
+# pass. Such a credential is encrypted again in the next pass, or by the next rotation.
 PASSES = 3
 
 Progress = Callable[[str], None]
@@ -40,8 +40,8 @@ class RotationResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def rotate(vault: Vault, progress: Progress = lambda text: None) -> RotationResult:
-    """Creates new data keys for all users and flows, encrypted with the current master key. Raises
-    VaultError.
+    """Creates new data keys for all users and flows. Encrypts all data keys with the current master key.
+    Raises VaultError.
     """
     store = vault.store
     await master_key_check.check(store, vault.master)
@@ -56,7 +56,7 @@ async def rotate(vault: Vault, progress: Progress = lambda text: None) -> Rotati
     older = await flow_keys.rotate(store, vault.master)
     if older is not None:
         progress(f"flows: a new key for new data; older keys still in use: {older}")
-    # This is the last step, because the replaced master keys are needed until here.
+    # Change the check value last, because the replaced master keys are needed until here.
     await master_key_check.reencrypt(store, vault.master)
     return RotationResult(
         users=users, credentials=reencrypted, unreadable=tuple(unreadable), flows=older is not None
@@ -87,8 +87,8 @@ async def _rotate_user(vault: Vault, user: User) -> tuple[int, list[Credential]]
             return reencrypted, []
         if not any(outcome in ("reencrypted", "changed") for _, outcome in outcomes):
             break
-    # Keep the old keys if a credential could not be re-encrypted, because it may become readable again. For
-    # example, a row that was moved to another user may be moved back and then needs its old key.
+    # Keep the old keys if a credential could not be encrypted again, because it may become readable later.
+    # For example, a row that was moved to another user may be moved back, and then its old key is needed.
     if not unreadable and not changed:
         await store.users.set_data_key(
             user.id, current.data_key, data_keys.drop_expired_keys(current.data_key)

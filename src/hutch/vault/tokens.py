@@ -74,7 +74,9 @@ class Tokens:
         return status.st_ino, status.st_mtime_ns
 
     def master_key_ids(self) -> list[str]:
-        """Returns the ids of the master keys with which the tokens are encrypted. Decrypts nothing."""
+        """Returns the ids of the master keys with which the tokens are encrypted, without decrypting the
+        tokens.
+        """
         texts = [private_files.read(file) for file in sorted(self._folder.glob("*.sealed"))]
         return [crypto.key_id(text.decode("ascii", "replace")) for text in texts if text is not None]
 

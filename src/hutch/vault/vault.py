@@ -148,8 +148,8 @@ class Vault:
         return self._decrypt(user, stored)
 
     async def expire(self, ids: Sequence[str], cause: str) -> None:
-        """Marks credentials as expired, because a server has rejected them. They stay in use, and a later
-        success removes the mark.
+        """Marks credentials as expired, because a server has rejected them. They are still sent, and the mark
+        is removed when a server accepts them.
         """
         await self.store.credentials.expire(ids, models.now(), cause)
 
@@ -191,7 +191,9 @@ class Vault:
 
     @asynccontextmanager
     async def _check_user_on_error(self, user: User) -> AsyncIterator[None]:
-        """Replaces a StoreError with a VaultError if the reason is that the user was removed."""
+        """If a StoreError is raised and the user no longer exists, raises a VaultError that says so
+        instead.
+        """
         try:
             yield
         except StoreError:
