@@ -127,7 +127,7 @@ class PackageIndex:
             save_file(self._package_folder(name) / _RESOLUTIONS_FILE, msgspec.json.encode(resolutions))
             return
         (self._package_folder(name) / _RESOLUTIONS_FILE).unlink(missing_ok=True)
-        # Fails if the folder contains other versions, which is expected.
+        # Removing the folder fails if it contains other versions, which is expected.
         with contextlib.suppress(OSError):
             self._package_folder(name).rmdir()
 

@@ -54,8 +54,8 @@ class PackageInfo(msgspec.Struct, frozen=True):
 
 
 class PackageStore:
-    """Installed packages in a folder that many processes may share. Everything in it appears and disappears
-    atomically.
+    """Installed packages in a folder that many processes may share. Everything in the folder appears and
+    disappears atomically.
     """
 
     def __init__(self, root: Path) -> None:
@@ -67,9 +67,10 @@ class PackageStore:
         self._packages: dict[tuple[str, str], Package] = {}
         self._touched: dict[tuple[str, str], float] = {}
         self._unpacked: dict[LockedPackage, Path] | None = None
-        # Deletes in the background, because deleting may take seconds.
+        # Thread for deletions, which may take seconds.
         self._sweeper = ThreadPoolExecutor(1, "hutch-npm-sweeper")
-        # A folder without read permission cannot contain leftovers of this user's processes.
+        # Ignore a folder that this process may not read, because it cannot contain leftovers of this user's
+        # processes.
         with contextlib.suppress(PermissionError):
             if self._staging.exists():
                 self._sweeper.submit(self._sweep)
@@ -131,7 +132,7 @@ class PackageStore:
         folder = self._trees / key
         if not folder.is_dir():
             return None
-        # If the folder is read-only, its age counts from the installation.
+        # If the folder is read-only, its time cannot be set. Its age then counts from the installation.
         with contextlib.suppress(OSError):
             os.utime(folder)
         return folder
@@ -206,7 +207,7 @@ class PackageStore:
         freed = tree.exclusive_bytes(folder)
         target = self.stage() / "trash"
         with contextlib.suppress(FileNotFoundError):
-            # Renaming a folder requires write permission on it.
+            # Make the folder writable, because renaming a folder requires write permission on it.
             if not folder.is_symlink():
                 folder.chmod(0o700)
             folder.rename(target)

@@ -66,7 +66,7 @@ class _Installation:
 
 
 class PackageManager:
-    """Provides installed packages. Belongs to one event loop. Many processes may share the folder."""
+    """Provides installed packages. Belongs to one event loop. Many processes may share the package folder."""
 
     def __init__(
         self,
@@ -259,7 +259,8 @@ class PackageManager:
         report: Progress,
     ) -> None:
         if version is None:
-            # The installer was stopped before it wrote which version it had chosen.
+            # The version is not known, because the installer was stopped before it wrote which one it had
+            # chosen. So resolve the range or tag again, with the metadata that the installer has downloaded.
             await staging.run_in_thread(self._store.metadata.save_from, staging.downloads)
             try:
                 version = (await self._resolver.resolve(spec, report)).version
@@ -278,8 +279,8 @@ class PackageManager:
             yield staging
         finally:
             if staging.tasks:
-                # The caller was cancelled while a thread was working in the folder. Remove the folder when
-                # the thread has ended.
+                # A thread still works in the folder: `start_in_thread` has started it, or the caller was
+                # cancelled. Remove the folder when the thread has ended.
                 task = asyncio.create_task(self._discard_after(staging))
                 self._discarding.add(task)
                 task.add_done_callback(self._discarding.discard)

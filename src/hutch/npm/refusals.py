@@ -49,8 +49,8 @@ class Refusals:
         return None
 
     def add(self, spec: PackageSpec, limit: TreeLimit, limits: InstallLimits) -> None:
-        """Adds a refusal. If the package already has one, does nothing, so that the refusal still expires at
-        its time.
+        """Adds a refusal. If the package has one that is still valid, does nothing, so that repeated calls do
+        not extend it.
         """
         if self.find(spec, limits) is not None:
             return

@@ -61,7 +61,8 @@ def read_registry_config(home: Path, environ: Mapping[str, str] = os.environ) ->
     if all_proxy := environ.get("ALL_PROXY") or environ.get("all_proxy"):
         variables["ALL_PROXY"] = all_proxy
     for name in _SYSTEM_CERTIFICATES:
-        # Leave out missing files, because Deno fails every connection if a variable names one.
+        # Leave out missing files, because every connection of Deno fails if one of these variables names a
+        # missing file.
         if path := _readable(name, environ.get(name)):
             variables[name] = path
             if "system" not in variables["DENO_TLS_CA_STORE"]:
@@ -91,7 +92,7 @@ def _from_file(file: Path, environ: Mapping[str, str]) -> Iterator[tuple[str, st
     for line in text.splitlines():
         match = _LINE.fullmatch(line)
         if match is not None:
-            # Like npm, leave variables that are not set unexpanded.
+            # If a variable is not set, keep its `${NAME}` as it is, like npm.
             yield match[1], _VARIABLE.sub(lambda name: environ.get(name[1], name[0]), match[2])
 
 
@@ -125,8 +126,8 @@ class MetadataCache:
         self._folder = folder
 
     def link_into(self, downloads: Path, since: float, without: str | None = None) -> None:
-        """Hard-links documents that are newer than `since` into an installer's cache, except for the package
-        `without`.
+        """Hard-links documents that are newer than `since` into an installer's cache. Leaves out the document
+        of the package `without`.
         """
         for name, path in _documents(self._folder):
             target = downloads / path.relative_to(self._folder)

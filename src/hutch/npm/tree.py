@@ -28,7 +28,7 @@ class UnsafeTree(Exception):
 
 
 class Allowance(NamedTuple):
-    """Files with this name are not counted by `measure`, until they exceed one of these limits."""
+    """Name of files that `measure` does not count, until together they exceed one of these limits."""
 
     name: str
     max_bytes: int
@@ -104,8 +104,9 @@ def _check_link(path: str, root: str) -> None:
 
 
 def link(source: Path, target: Path) -> int:
-    """Hard-links a folder. Executable files are copied, because the installer sets their mode. Returns the
-    number of copies. Raises OSError if any file cannot be read.
+    """Hard-links a folder. Executable files are copied, because the installer sets their mode, which would
+    change the mode of the original file too. Returns the number of copies. Raises OSError if any file cannot
+    be read.
     """
     root = str(source)
     programs = 0

@@ -16,8 +16,8 @@ from hutch.npm.package_spec import LATEST, PackageSpec
 from hutch.npm.package_store import PackageStore
 from hutch.settings import Settings
 
-# Timeout for asking the registry again about a range or tag that was resolved before. If the registry fails,
-# the old answer is used for HOLD_SECONDS.
+# Timeout for resolving a range or tag again that was resolved before. If the registry fails or does not
+# answer in time, the old answer is used for HOLD_SECONDS.
 REFRESH_SECONDS = 5.0
 HOLD_SECONDS = 30.0
 # Fraction of its lifetime after which an answer is refreshed in the background at its next use.
@@ -66,8 +66,8 @@ class VersionResolver:
         """Resolves a range or tag to an exact version with Deno, as in an installation. Raises
         PackageNotFound.
 
-        To be quick, downloads only the package's own document again. Cached documents of its dependencies are
-        used, however old.
+        Only the package's own document is downloaded again. For its dependencies, cached documents are used,
+        however old they are, because this is faster.
         """
         metadata = self._store.metadata
         try:

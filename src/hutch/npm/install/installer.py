@@ -30,9 +30,10 @@ MAX_MANIFEST_BYTES = 1024 * 1024
 T = TypeVar("T")
 Report = Callable[[str], None]
 UnpackedPackages = Mapping[LockedPackage, Path]
-"""Paths of packages that are already unpacked in a tree."""
+"""Folders of packages that are already unpacked in some tree of the package store."""
 
-# Configuration that stops Deno's search. Deno searches all parent folders for a configuration.
+# Configuration file of the staging folder. Without it, Deno would search all parent folders for a
+# configuration.
 _CONFIGURATION = b'{"workspace": []}\n'
 _ENVIRONMENT = {
     "DENO_NO_PROMPT": "1",
@@ -43,7 +44,9 @@ _ENVIRONMENT = {
 
 
 class StagingFolder(msgspec.Struct, frozen=True):
-    """Folder for one installation. Nothing outside of it changes until the finished tree is moved away."""
+    """Folder for one installation. Nothing outside of this folder changes until the finished tree is moved to
+    the package store.
+    """
 
     folder: Path
     tasks: set[asyncio.Task[Any]] = msgspec.field(default_factory=set)
@@ -76,8 +79,8 @@ class StagingFolder(msgspec.Struct, frozen=True):
         (self.tree / "deno.json").write_bytes(_CONFIGURATION)
 
     def write_manifest(self, dependencies: Mapping[str, str]) -> None:
-        # Remove an old lock file: Deno cannot read the one that it wrote if archives are on another host than
-        # the registry.
+        # Remove the lock file of an earlier step: if the archives are on another host than the registry, Deno
+        # cannot read the lock file that it has written itself.
         (self.tree / "deno.lock").unlink(missing_ok=True)
         manifest = {"private": True, "dependencies": dependencies}
         (self.tree / "package.json").write_bytes(msgspec.json.encode(manifest))
@@ -139,7 +142,8 @@ class Installer:
     ) -> InstalledTree:
         """Resolves and installs in one step, which is faster if no package is unpacked yet.
 
-        Package names are validated only after the installer has written files with these names.
+        Call this only if the installer runs in a jail, because package names are validated only after the
+        installer has written files with these names.
         """
         staging.prepare(_as_dependencies(spec))
         return await self._install(staging, spec, report)
@@ -262,7 +266,7 @@ class _NpmrcFile:
 
 
 class _DownloadCounter:
-    """Reports how many packages are downloaded. Does not repeat the lines of the installer."""
+    """Counts the downloads that the installer prints, and reports only their number."""
 
     def __init__(self, report: Report) -> None:
         self._report = report

@@ -33,8 +33,8 @@ MEMORY_INTERVAL_SECONDS = 0.02
 DISK_INTERVAL_SECONDS = 0.25
 JAIL_EXIT_SECONDS = 1.0
 EXIT_SECONDS = 10.0
-# The registry's documents are stored in the folders of the packages. They are not counted, up to these
-# limits.
+# The installer stores the registry's documents in the folders of the packages. Up to these limits, the
+# documents do not count as files of the packages.
 DOCUMENTS = tree.Allowance(DOCUMENT_FILE, max_bytes=64 * MIB, max_files=2_000)
 _PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
 
@@ -76,8 +76,8 @@ async def run_installer(
     limits: InstallLimits,
     on_line: Callable[[str], None],
 ) -> InstallerExit:
-    """Runs the installer until it ends or exceeds a limit. If cancelled, kills the installer before it
-    returns.
+    """Runs the installer until it ends or exceeds a limit. If this call is cancelled, the installer is killed
+    before the call returns.
 
     `watched` are the folders that the installer fills.
     """
@@ -96,8 +96,8 @@ async def run_installer(
     try:
         process = await asyncio.shield(starting)
     except asyncio.CancelledError:
-        # asyncio would kill only the jail's process and not wait for the installer, which would then write
-        # into a folder that is being removed.
+        # Kill the installer here and wait for its end. asyncio would kill only the jail's process, and the
+        # installer would then write into a folder that is being removed.
         with contextlib.suppress(OSError):
             async with _read_until_end(await starting, on_line):
                 pass
@@ -117,7 +117,9 @@ async def run_installer(
 async def _read_until_end(
     process: Process, on_line: Callable[[str], None]
 ) -> AsyncIterator[asyncio.Future[str]]:
-    """Reads the output of the installer. At the end, kills it and waits until all its processes are gone."""
+    """Reads the output of the installer. At the end, kills the installer and waits until all its processes
+    are gone.
+    """
     reading = asyncio.ensure_future(_read_output(process, on_line))
     try:
         yield reading
@@ -129,7 +131,7 @@ async def _read_until_end(
         finally:
             # Kill the rest of the group, because a leader that has ended may have left children behind.
             _signal(os.killpg, process.pid)
-        # Reading ends when the last process of the group has ended, because only then is the pipe closed.
+        # Reading ends when the last process of the group has ended, because this closes the pipe.
         await asyncio.wait([exited, reading], timeout=EXIT_SECONDS)
         reading.cancel()
 
@@ -199,9 +201,7 @@ async def _watch_disk(watched: Sequence[Path], limits: InstallLimits) -> Exceede
 
 
 def _memory_of(pid: int) -> int:
-    """Returns the memory of a process and its descendants. bubblewrap's process is the parent of the
-    installer's.
-    """
+    """Returns the memory of a process and its descendants. The installer is a child process of bubblewrap."""
     try:
         used = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_SIZE
     except (OSError, IndexError):

@@ -26,7 +26,9 @@ class LocalPackage(msgspec.Struct, frozen=True):
 
 
 def dependencies_key(dependencies: Mapping[str, str]) -> str:
-    """Returns the name of the tree for these dependencies. Packages with equal dependencies share it."""
+    """Returns the name of the tree for these dependencies. Packages with equal dependencies share one
+    tree.
+    """
     listed = msgspec.json.encode(dependencies, order="deterministic")
     content = f"{LAYOUT} {platform.system()} {platform.machine()}\n".encode() + listed
     return LOCAL_PREFIX + hashlib.sha256(content).hexdigest()[:40]

@@ -17,7 +17,7 @@ from hutch.session.json_value import kind_of
 MANIFEST = "package.json"
 MAX_MANIFEST_BYTES = 1024 * 1024
 DEFAULT_VERSION = "0.0.0"
-# Conditions that Deno meets when a package is imported.
+# Conditions of `exports` that are true when Deno imports a package.
 _CONDITIONS = frozenset({"deno", "node", "import", "module-sync", "default"})
 _TYPESCRIPT = (".ts", ".mts", ".cts", ".tsx")
 # Folders of compiled files. The source of `dist/tool.js` is usually `src/tool.ts` or `tool.ts`.

@@ -90,7 +90,7 @@ class _Count:
 
 
 def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """Yields the files and folders of a package, parents first. They may change meanwhile."""
+    """Yields the files and folders of a package, parents first. Files may be changed or removed meanwhile."""
     folders = [str(folder)]
     while folders:
         try:
@@ -108,7 +108,7 @@ def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
 def _checked_link(link: Path, folder: Path, shown: str) -> Path:
     """Returns the target of a link. Raises InvalidPackage if a guest could read other files through it."""
     target = link.readlink()
-    # Check for circular links first, because Python 3.11 cannot resolve them.
+    # Check `_is_circular` before calling `resolve`, because Python 3.11 cannot resolve circular links.
     if target.is_absolute() or _is_circular(link) or not link.resolve().is_relative_to(folder.resolve()):
         name = link.relative_to(folder)
         message = f"{name} is a link that leads out of the package or nowhere. Replace it by a file"
