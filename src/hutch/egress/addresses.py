@@ -19,11 +19,12 @@ import msgspec
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
-# ASCII only, without percent signs and zones, because clients encode a host before they send it.
+# A host name is ASCII without percent signs, because clients encode a host before they send it.
 _NAME = re.compile(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
 _NUMBER = re.compile(r"0x[0-9a-f]*|[0-9]+")
 
-# IANA's special-purpose registries, and the addresses of metadata services in clouds. The first match wins.
+# Networks that are not on the public internet: IANA's special-purpose registries, and the addresses of
+# metadata services in clouds. The first match wins.
 _SPECIAL: tuple[tuple[Network, str], ...] = tuple(
     (ip_network(network), kind)
     for kind, networks in (
@@ -142,7 +143,8 @@ def _special_ipv6(address: IPv6Address) -> str | None:
 
 
 def _is_local(address: Address) -> bool:
-    """Returns True if a public address belongs to this machine, whose firewall may trust local connections.
+    """Returns True if an address belongs to this machine. Such an address may be public, but is not safe to
+    reach, because the machine's firewall may trust connections to itself.
 
     Connecting a datagram socket sends nothing. It only makes the kernel choose a source address.
     """

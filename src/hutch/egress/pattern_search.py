@@ -68,7 +68,7 @@ class PatternSearch:
         return spans
 
     def end_node(self, data: bytes) -> int:
-        """Returns the node that the automaton is at after reading all of `data`."""
+        """Returns the node of the automaton after all of `data` was read."""
         window = data[max(0, len(data) - self.longest + 1) :]
         # Skip bytes that cannot be part of a pattern, because the automaton is slower.
         start = len(window.rstrip(self._alphabet))
@@ -119,7 +119,7 @@ class Automaton:
         for byte in data[start:end]:
             at += 1
             child = ROOT
-            # This loop repeats `_child`, because calling it would take longer.
+            # This loop contains the code of `_child`, because a call would take longer.
             while node:
                 # Do not match the separator that follows the end of a pattern, because it is not part of the
                 # pattern.
@@ -168,7 +168,8 @@ class Automaton:
             links[child] = suffix
             child = suffix
         for node in reversed(linked):
-            # A pattern that ends at this node is longer than any pattern that ends at the node of its suffix.
+            # If a pattern ends at this node, it is longer than any pattern that ends at the node of its
+            # suffix, so its length is kept.
             lengths[node] = lengths[node] or lengths[links[node]]
 
     def _child(self, node: int, byte: int) -> int:
@@ -201,7 +202,8 @@ class _Filter:
 
     If there are few patterns, searches for the suffix of each pattern. Otherwise divides the data into blocks
     of `size` bytes and looks up each block in a set of blocks from the patterns. This finds every occurrence,
-    because its last `2 * size - 1` bytes contain a whole block, wherever the blocks start.
+    because the last `2 * size - 1` bytes of an occurrence contain a whole block of the data, wherever the
+    occurrence starts.
     """
 
     def __init__(self, patterns: list[bytes], longest: int) -> None:
@@ -224,7 +226,7 @@ class _Filter:
         self._anchors = list(by_marker.items())
 
     def candidates(self, data: bytes) -> list[Span]:
-        """Returns ranges in order that do not overlap."""
+        """Returns the ranges in order and without overlaps."""
         hits: list[int] = []
         for marker, anchors in self._anchors:
             if marker in data:
@@ -232,7 +234,8 @@ class _Filter:
                     at = data.find(anchor)
                     while at >= 0:
                         hits.append(at)
-                        # Occurrences closer than this are within the range of the same candidate.
+                        # Skip occurrences that are closer than this, because the range around this one covers
+                        # them.
                         at = data.find(anchor, at + self._longest)
         for size, block_format, known in self._blocks:
             blocks = memoryview(data)[: len(data) // size * size].cast(block_format)

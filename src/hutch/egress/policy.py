@@ -80,8 +80,8 @@ class EgressPolicy(msgspec.Struct, frozen=True):
     only: tuple[str, ...] | None = None
     """If set, a destination must also match one of these entries."""
     plain_http: tuple[str, ...] = ()
-    """Destinations for which the HTTP client may use http. Hosts and addresses in `allow`, but not suffixes,
-    may use it too.
+    """Destinations for which the HTTP client may use http. It may also use http for the hosts and addresses
+    in `allow`, but not for the suffixes in `allow`.
     """
     trace_hosts: tuple[str, ...] = ()
     """Destinations to which the HTTP client sends the trace context."""

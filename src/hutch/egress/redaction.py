@@ -28,22 +28,24 @@ from hutch.tasks import TimeSlices
 MARK = "[redacted]"
 # Shorter secrets are not redacted, because they occur in any text by chance.
 MIN_SECRET = 4
-# Minimum length of the percent-decoded values and cookie values of a secret that are redacted on their own.
+# Percent-decoded secrets and the values of cookies are also redacted where they occur alone, unless they are
+# shorter than this.
 MIN_PART = 8
-# Shorter texts are not searched for in hexadecimal, Base64, UTF-16 and fully escaped forms.
+# Secrets that are shorter than this are not searched for in hexadecimal, Base64, UTF-16 and fully escaped
+# forms.
 MIN_FORM = 6
-# Every form takes time and memory. This limits the number of parts, and the number of parts that are also
-# searched in the rarest forms.
+# Maximum number of parts to search for, and maximum number of parts that are also searched for in the rarest
+# forms. Every form takes time and memory.
 MAX_PARTS = 256
 MAX_STRICT_PARTS = 8
-# Longer parts are split. Data that may be the start of a part is held back, so this bounds the length of that
-# data.
+# Longer parts are split into parts of at most this length. Data that may be the start of a part is held back,
+# so this limit also bounds the data that is held back.
 MAX_PART_CHARS = 1024
 # Maximum number of redactors in the cache, and of characters in all their secrets. A character takes up to 1
 # KiB of memory.
 MAX_CACHED = 64
 MAX_CACHED_CHARS = 256 * 1024
-# The redactor of longer secrets is created in a thread. For 64 KiB it takes 0.4 s.
+# The redactor of longer secrets is created in a thread. Creating one takes 0.4 s for 64 KiB.
 MAX_QUICK_CHARS = 1024
 # Number of bytes that are searched in one step. A byte takes up to 1.5 µs.
 STEP_BYTES = 4 * 1024
@@ -228,9 +230,9 @@ class RedactingStream:
 
     def __init__(self, search: PatternSearch) -> None:
         self._search = search
-        # The tail is the suffix of the data that may be the prefix of a secret. It is held back until more
-        # data arrives. `_tail_start` is its offset in the stream, and `_node` the automaton's node after
-        # reading it.
+        # The tail is the end of the data that may be the start of a secret. It is held back until more data
+        # arrives. `_tail_start` is its offset in the stream, and `_node` is the node of the automaton after
+        # the tail.
         self._tail = b""
         self._tail_start = 0
         self._node = ROOT
@@ -291,7 +293,7 @@ class RedactingStream:
         parts: list[bytes] = []
         while spans and spans[0][0] < self._tail_start:
             start, end = spans.popleft()
-            # Write no second mark for a range that overlaps the previous one.
+            # If this range overlaps the previous one, its mark is already written.
             if start - offset >= at:
                 parts += (data[at : start - offset], _MARK)
             at = max(at, end - offset)

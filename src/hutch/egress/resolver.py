@@ -128,7 +128,7 @@ async def _run_in_daemon_thread(call: Callable[[], list[str]]) -> list[str]:
             failure = error
         finally:
             _lookups.release()
-        # The event loop may be closed by now.
+        # This raises RuntimeError if the event loop is closed by now.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(settle, addresses, failure)
 
@@ -202,8 +202,8 @@ async def _connect_to(address: Address, port: int) -> socket.socket:
 
 
 def _reason(error: BaseException) -> str:
-    # Event loops replace the text of an OSError, so the text is derived from the number. A gaierror has other
-    # error numbers and keeps its text.
+    # Derive the text from the number, because event loops replace the text of an OSError. A gaierror has
+    # other error numbers, so keep its text.
     number = error.errno if isinstance(error, OSError) and not isinstance(error, socket.gaierror) else None
     text = os.strerror(number) if number else getattr(error, "strerror", None) or str(error)
     return text[:1].lower() + text[1:]

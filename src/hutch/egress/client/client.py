@@ -221,7 +221,7 @@ class FetchSession:
             self._counters.add(COUNTED_AS, entry.error)
             raise
         finally:
-            # monotonic, because the event loop's clock only has a resolution of milliseconds.
+            # Use time.monotonic, because the event loop's clock only has a resolution of milliseconds.
             entry.ms = round((monotonic() - entry.started) * 1000, 3)
         entry.status = exchange.status
         entry.received_bytes = exchange.received

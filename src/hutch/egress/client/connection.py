@@ -77,7 +77,8 @@ class ClientConnection(asyncio.Protocol):
             self.on_data()
         exchange = self._exchange
         if exchange is None:
-            # Unsolicited data would be mistaken for the response to the next request.
+            # Close the connection, because unsolicited data would be mistaken for the response to the next
+            # request.
             self.abort()
             return
         exchange.feed(data)
@@ -102,7 +103,8 @@ class ClientConnection(asyncio.Protocol):
     def _finish(self, exchange: HttpExchange) -> None:
         self._exchange = None
         assert self._transport is not None
-        # Unsent data in the buffer means that the server responded before it received the whole request.
+        # If some of the request is still unsent, the server has responded before it received the whole
+        # request.
         if not exchange.is_reusable or self._transport.get_write_buffer_size() > 0 or self._is_closed:
             self.abort()
             return

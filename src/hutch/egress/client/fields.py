@@ -20,7 +20,7 @@ _object_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class MergedFields(msgspec.Struct, frozen=True):
-    """Path with query and body to send, and the ids of the credentials that they contain."""
+    """What to send: the path with its query, the body, and the ids of the credentials in them."""
 
     target: str
     body: bytes | None

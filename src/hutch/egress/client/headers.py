@@ -15,8 +15,8 @@ MAX_HEADER_BYTES = 64 * 1024
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 # Allowed bytes of a value (RFC 9110, section 5.5): no control characters except the tab.
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
-# The client sets the headers for framing and for the connection. It also chooses the encoding, because it
-# decompresses bodies before redaction.
+# Headers that guests cannot set. The client sets the headers for framing and for the connection. It also
+# chooses the encoding, because it decompresses bodies before redaction.
 _FORBIDDEN_HEADERS = frozenset(
     (
         "accept-encoding",
@@ -32,7 +32,7 @@ _FORBIDDEN_HEADERS = frozenset(
         "upgrade",
     )
 )
-# Removed before a redirect to another origin.
+# Headers that are removed before a redirect to another origin.
 _ORIGIN_HEADERS = frozenset(("authorization", "cookie"))
 # Header that `fetch` adds if the body is a string and the wrapper sets no Content-Type.
 _DEFAULT_TYPE = ("content-type", "text/plain;charset=UTF-8")
@@ -68,7 +68,7 @@ def merge_headers(
     guest: dict[str, tuple[str, str]] = {}
     for count, (given, value) in enumerate(guest_headers):
         if count >= MAX_HEADERS:
-            raise _too_many()  # checked before joining, which takes quadratic time
+            raise _too_many()  # check this first: joining takes quadratic time
         name = _validate(given, value)
         if name == "cookie":
             cookies.append(value.strip(" \t;"))

@@ -82,8 +82,8 @@ class OperatorProxy:
             transport.write("\r\n".join([*lines, "", ""]).encode())
             head = await response.head
             match = _STATUS.match(head)
-            # Nothing was sent through the tunnel yet, so data after the head would come from the proxy, not
-            # the server.
+            # Refuse data after the head. Nothing was sent through the tunnel yet, so such data would come
+            # from the proxy and not from the server.
             if match is None or not match[1].startswith(b"2") or not head.endswith(_HEAD_END):
                 answer = match[1].decode() if match else "something that is not HTTP"
                 raise FetchError(

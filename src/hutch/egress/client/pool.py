@@ -56,7 +56,9 @@ class ConnectionPool:
         return sum(map(len, self._idle.values()))
 
     def take_idle(self, key: PoolKey) -> ClientConnection | None:
-        """Returns the most recently used connection, so that surplus connections expire."""
+        """Returns the most recently used connection. So connections that are not needed stay idle and
+        expire.
+        """
         connections = self._idle.get(key)
         now = asyncio.get_running_loop().time()
         usable = None
@@ -94,7 +96,8 @@ class ConnectionPool:
             if not self._starting[key.owner]:
                 del self._starting[key.owner]
         if self._closed or not connection.is_usable:
-            # Abort it here, because it is not in `_open` yet, so closing the pool would not close it.
+            # Abort the connection here. Closing the pool would not close it, because it is not in `_open`
+            # yet.
             connection.abort()
             raise FetchError("unreachable", f"The connection to {url.host}:{url.port} was closed.")
         self._open[connection] = key
@@ -130,7 +133,7 @@ class ConnectionPool:
 
     async def _tls_context(self) -> ssl.SSLContext:
         if self._trust is None:
-            # In a thread, because some hundred certificates are read.
+            # Load them in a thread, because some hundred certificates are read.
             self._trust = await asyncio.to_thread(_load_trusted_certificates)
         return self._trust
 

@@ -17,7 +17,7 @@ from hutch.tasks import TimeSlices
 
 PIECE_BYTES = 64 * 1024
 ACCEPTED_ENCODINGS = "gzip, deflate"
-# Limited because every gzip member costs a copy of the data that follows it.
+# Maximum number of gzip members of a body. Each member costs a copy of the data that follows it.
 MAX_GZIP_MEMBERS = 1024
 
 # Additional bytes allowed for trailers and for the framing of small chunks.
@@ -137,7 +137,9 @@ class FetchResponse:
         return b""
 
     async def _redact(self, piece: bytes) -> bytes:
-        """Redacts a piece of the body. Lets other tasks run if the data is hostile."""
+        """Redacts a piece of the body. Lets other tasks run meanwhile, because redacting hostile data takes
+        long.
+        """
         clock, parts = asyncio.get_running_loop().time, []
         for at in range(0, len(piece), PIECE_BYTES):
             for part in self._stream.steps(piece[at : at + PIECE_BYTES]):
@@ -243,7 +245,7 @@ class BodyDecoder:
     def _inflate(self) -> bytes:
         decompressor = self._decompressor
         if decompressor is None:
-            # A body may consist of several gzip members.
+            # Another gzip member may follow the previous one. Other data after the first member is ignored.
             if self._members and not (self._is_gzip and self._input.startswith(b"\x1f")):
                 self._is_over = True
                 self._input = b""

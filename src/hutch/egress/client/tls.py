@@ -31,8 +31,8 @@ async def start_tls(
         loop.start_tls(transport, connection, context, server_hostname=host.strip("[]"))
     )
     try:
-        # After one iteration of the event loop, the transport has the protocol that decrypts, but has read
-        # nothing yet.
+        # Wait one iteration of the event loop. Then the transport has the protocol that decrypts, but has not
+        # read any data that would bypass the limiter.
         await asyncio.sleep(0)
         if waiting.has_early_data:
             raise FetchError("tls", f"TLS with {host} failed: it sent data before the handshake.")
@@ -77,7 +77,9 @@ class TlsInputLimiter(asyncio.BufferedProtocol):
         self._transport.set_protocol(self)
 
     def on_data(self) -> None:
-        """Called for each decrypted part of a response."""
+        """Called for each decrypted part of a response. Such a part restarts the count of data without a
+        response.
+        """
         self._overhead = 0
         self._read_bytes = READ_BYTES
 

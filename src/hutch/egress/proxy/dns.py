@@ -2,7 +2,7 @@
 
 It supports only queries for the addresses of one name (types A and AAAA), which `getaddrinfo` sends. It
 resolves a name only if the policy could also permit a tunnel to that name. So guests cannot send more data to
-name servers through it than they could through tunnels.
+name servers with DNS queries than they could with tunnels.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ MAX_RESPONSE_BYTES = 512
 MAX_NAME_BYTES = 255
 # Maximum number of queries that wait for an answer. Further queries are dropped; the client sends them again.
 MAX_PENDING = 32
-# Maximum number of queries to read in one callback of the event loop, and in one second. The rest waits in
-# the socket's buffer.
+# Maximum number of queries to read in one callback of the event loop, and in one second. Further queries wait
+# in the socket's buffer.
 MAX_BATCH = 16
 MAX_PER_SECOND = 256
 

@@ -71,7 +71,7 @@ class ProxySide(asyncio.Protocol):
         if self.transport is None:
             return
         sock = self.transport.get_extra_info("socket")
-        # The socket may already be closed without a callback.
+        # The socket may already be closed although `connection_lost` was not called yet.
         with contextlib.suppress(AttributeError, OSError, ValueError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self.transport.abort()
@@ -295,7 +295,7 @@ class GuestSide(ProxySide):
             code = "UND_ERR_SOCKET" if error is None else "ECONNRESET"
             self._send_bad_gateway("closed the connection without an answer", code)
         elif error is not None:
-            # Abort the connection. After a regular end the client would take the truncated response for
+            # Abort the connection: after a regular end, the client would consider the truncated response
             # complete.
             self.abort_both()
         else:

@@ -20,7 +20,8 @@ HEAD_END = b"\r\n\r\n"
 
 EXPLAIN = b"EXPLAIN"
 """HTTP method that only this proxy supports. Its response repeats the error of the last failed tunnel to a
-host and port. The guest needs it, because Deno's `fetch` does not report the proxy's response.
+host and port. The guest needs this method, because Deno's `fetch` does not report the response of a proxy
+that refuses a tunnel.
 """
 
 _METHOD = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,64}")
@@ -228,7 +229,8 @@ def _tokens(headers: RawHeaders, wanted: bytes) -> list[bytes]:
 
 
 def _end_to_end_headers(headers: RawHeaders) -> RawHeaders:
-    # Headers that frame the body are forwarded even if `Connection` names them.
+    # Forward the headers that frame the body even if `Connection` names them, because the receiver needs them
+    # to find the end of the body.
     named = {*_tokens(headers, b"connection")} - {b"content-length", b"transfer-encoding"}
     return [
         (name, value)

@@ -1,4 +1,4 @@
-"""HTTP proxy that enforces the egress policy. A jail can reach the network only through it.
+"""HTTP proxy that enforces the egress policy. A jail can reach the network only through this proxy.
 
 It supports tunnels (CONNECT) and http:// requests, one per connection. It buffers only data in transit: while
 one side cannot be written to, the other side is not read. It also answers the DNS queries of the jail. Its
@@ -115,8 +115,8 @@ class EgressProxy:
                 await asyncio.sleep(PAUSE_SECONDS)
 
     async def _start_client(self, sock: socket.socket) -> None:
-        """Creates the client for an accepted socket. Finishes even if cancelled, because otherwise the end of
-        the connection would go unnoticed.
+        """Creates the client for an accepted socket. Completes even if cancelled, because nothing would
+        notice the end of a connection without a client.
         """
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         loop = asyncio.get_running_loop()
