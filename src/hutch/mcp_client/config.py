@@ -82,7 +82,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Reason why the server cannot be used although the file is valid, or None."""
 
     def includes(self, tool: str) -> bool:
-        """Returns True if a tool passes `include` and `exclude`."""
+        """Returns True if `include` and `exclude` allow a tool."""
         if self.include is not None and not _matches(tool, self.include):
             return False
         return not _matches(tool, self.exclude)

@@ -193,8 +193,8 @@ class McpConnection:
         self._ready.exception()
 
     def _end(self, reason: ServerUnreachable) -> None:
-        """Records the reason and closes the connection. Only the first reason is kept, because later ones are
-        consequences.
+        """Records the reason and closes the connection. Only the first reason is kept, because later errors
+        are consequences of the first one.
         """
         if self._reason is None and not self._closed.is_set():
             self._reason = reason
@@ -214,7 +214,8 @@ class McpConnection:
         self._end(ServerUnreachable(message))
 
     def _on_error(self, error: BaseException) -> None:
-        # The error does not say which call failed. So it counts only if one call is in progress.
+        # The error does not say which call failed. So it shows that a call was not sent only if just one call
+        # is in progress.
         self._never_sent |= self.calls == 1 and error_messages.never_sent(error)
         if not (self._process is not None and error_messages.is_consequence(error)):
             self._end(error_messages.unreachable_error(self.config, error))
@@ -229,22 +230,22 @@ class McpConnection:
             self._shut_down()
 
     def _on_output_end(self, reason: str | None) -> None:
-        """Handles EOF on the server's output. Without a reason, shuts down and finds the reason afterwards,
-        for example from the exit code.
+        """Handles EOF on the server's output. If there is no reason, shuts down first and finds the reason
+        afterwards, for example from the exit code.
         """
         self._output_ended = True
         if reason is not None:
             self._end(ServerUnreachable(reason))
         elif self._ready.done() and self._posts_expected > 0:
-            # Wait for the answer to the POST, which tells whether the server has received the call. A
-            # restarted server refuses the call, which can then be repeated.
+            # Wait for the answer to the POST, because it tells whether the server has received the call. If
+            # the server was restarted, it refuses the call, and the call can be repeated.
             self._loop.call_later(CLOSE_SECONDS, self._shut_down)
         elif self._ready.done():
             self._shut_down()
 
     def _on_input_closed(self, reason: str | None) -> None:
-        """Called when the server has closed its input. Without a reason, the server is probably exiting, so
-        this method waits a moment for its last messages and its exit code.
+        """Called when the server has closed its input. If there is no reason, the server is probably exiting.
+        Then this method waits a moment for the server's last messages and exit code.
         """
         if reason is not None:
             self._end(ServerUnreachable(reason))
@@ -307,7 +308,7 @@ class McpConnection:
             tool_list = await fetch_tools(self.config, session, self._dispatcher, self._limits)
         if capabilities is not None and capabilities.resources is not None:
             add_resource_reader(self.config, tool_list.tools)
-        # In a thread, because a server may have thousands of tools, and change them often.
+        # Compute the digest in a thread, because a server may have thousands of tools, and change them often.
         self.digest = await asyncio.to_thread(tools_digest, tool_list.tools.values())
         self.tools, self.warnings = tool_list.tools, tool_list.warnings
         self._output_checks.clear()
@@ -349,7 +350,7 @@ class McpConnection:
                 self._warn(f"its tools have changed, but cannot be listed: {error_messages.one_line(error)}")
             else:
                 self._on_tools_changed(self)
-            # Limits how often the tools are listed.
+            # Limit how often the tools are listed, because a server may report changes all the time.
             await anyio.sleep(REFRESH_SECONDS)
 
     def _warn(self, warning: str) -> None:
@@ -426,8 +427,8 @@ class McpConnection:
             return CallNotSent()
         if not error_messages.is_consequence(error):
             return error_messages.failed_call(self.config, tool, error)
-        # If the connection was lost, the reason is known after the shutdown, so wait for it. If the server
-        # itself sent this error, there is no shutdown, and the wait times out.
+        # Either the connection was lost, and the reason is known after the shutdown. Or the server itself has
+        # sent this error; then there is no shutdown, and the wait times out.
         with anyio.move_on_after(2 * CLOSE_SECONDS):
             await self._closed.wait()
         if self._never_sent:

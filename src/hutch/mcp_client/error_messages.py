@@ -23,7 +23,7 @@ from hutch.mcp_client.transports.process import ServerStartError
 from hutch.text import printable
 
 MAX_ERROR_CHARS = 500
-# Prefixes of messages of the SDK that quote secrets, and the messages that replace them.
+# The SDK's messages with these prefixes quote secrets, so they are replaced by the messages on the right.
 _OAUTH_SECRETS = {
     "Invalid token response": "the authorization server's token response is not valid",
     "Invalid registration response": "the authorization server's registration response is not valid",
@@ -34,10 +34,10 @@ _OAUTH_RESPONSE = re.compile(
     r"(?: \(redirected to [^)]*\))?):? ?(?P<body>.*)",
     re.DOTALL,
 )
-# Message of the SDK for a closed connection.
+# Message of the SDK's error for a closed connection.
 _SDK_CLOSED = "Connection closed"
 
-# Distinguishes a response from a request of the server, which may have the same id.
+# Matches the start of a response. A request of the server may have the same id, but does not match.
 _RESPONSE = re.compile(rb"(?:" + VERSION + rb'\s*,\s*)?"(?:result|error)"\s*:')
 _RESPONSE_FIRST = re.compile(rb"\s*\{\s*" + _RESPONSE.pattern)
 
@@ -126,7 +126,7 @@ def failed_call(config: ServerConfig, tool: str, error: MCPError | ValidationErr
 
 
 def invalid_result(problem: str) -> MCPError:
-    """Returns the error of a call whose result is not valid MCP."""
+    """Returns the error for a call whose result is not valid MCP."""
     return MCPError(code=PARSE_ERROR, message=_invalid(problem), data=TransportFault("invalid_result"))
 
 
@@ -154,10 +154,9 @@ def one_line(error: BaseException) -> str:
 
 
 def _oauth_message(text: str) -> str:
-    """Returns the message of an OAuth error without tokens, secrets and state.
-
-    The SDK's messages contain whole responses, and validation errors quote parts of them. Only the standard
-    fields for a person are kept.
+    """Returns the message of an OAuth error without tokens, secrets and state. The SDK's messages contain
+    whole responses, and validation errors quote parts of them. Of a response, only the standard fields that
+    describe the error are kept.
     """
     for start, message in _OAUTH_SECRETS.items():
         if text.startswith(start):

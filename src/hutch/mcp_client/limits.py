@@ -35,8 +35,8 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_tool_list_bytes: int = 32 * MIB
     """Maximum size of all names, descriptions and schemas of a server together."""
     max_unsolicited_per_second: float = 1_000.0
-    """Maximum number of unsolicited messages per second; bursts may have twice that number. Further messages
-    are delayed.
+    """Maximum number of unsolicited messages per second. A burst may have twice that number. Messages beyond
+    the limit are delayed.
     """
     flood_seconds: float = 10.0
     """A server that exceeds the rate for this time is disconnected."""

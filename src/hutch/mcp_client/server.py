@@ -118,8 +118,8 @@ class McpServer:
     def status(self) -> ServerStatus:
         state, error = self._state, self._error
         if state == "connected" and self._connection is not None and not self._connection.is_alive:
-            # The connection is shutting down, and `on_lost` is called only after that. Until then, show the
-            # reason that is already known.
+            # The connection is shutting down. `on_lost` is called only after the shutdown, so show the reason
+            # that is already known.
             state, error = "failed", self._connection.reason.reason
         return ServerStatus(
             name=self.config.name,
@@ -205,7 +205,9 @@ class McpServer:
         )
 
     async def _get_connection(self, tool: str) -> McpConnection:
-        """Returns the connection. Connects if there is none, unless an attempt failed a moment ago."""
+        """Returns the connection. Connects if there is none. Raises the last error if an attempt failed a
+        moment ago.
+        """
         if self._connection is None or not self._connection.is_alive:
             recently = self._loop.time() - self._failed_at < self._limits.failure_seconds
             if self._failure is not None and (recently or self.config.problem is not None):
@@ -265,7 +267,7 @@ class McpServer:
             self._state = "idle"
             raise
         except Exception as error:
-            # Convert an unexpected error, so that the waiting tasks fail.
+            # Convert an unexpected error, so that the tasks that wait for the connection fail with it.
             logger.exception("%s: connecting failed", self.config.name)
             unexpected = ServerUnreachable(f"{type(error).__name__}: {error}")
             self._fail(unexpected, "")
@@ -297,8 +299,7 @@ class McpServer:
 
     def _adopt(self, connection: McpConnection) -> None:
         if self._connection is not None:
-            # Keep the previous connection until it is closed. It has ended, but its processes may still be
-            # exiting.
+            # Keep the previous connection until it is closed, because its processes may still be exiting.
             self._closing_connections.add(self._connection)
         self._connection = connection
         self._connected_at = self._loop.time()
@@ -361,7 +362,7 @@ class McpServer:
 async def _ask_untimed(
     limit: asyncio.Timeout, on_input: AskForInput, requests: InputRequests
 ) -> InputResponses:
-    """Asks the user. The time that this takes does not count towards the time limit of the call."""
+    """Asks the user. The time until the answer does not count towards the time limit of the call."""
     loop = asyncio.get_running_loop()
     left = (limit.when() or 0.0) - loop.time()
     limit.reschedule(None)
@@ -372,6 +373,6 @@ async def _ask_untimed(
 
 
 def _retrieve_exception(task: asyncio.Task[None]) -> None:
-    """Marks the exception as retrieved, because possibly no task is waiting for it."""
+    """Marks the exception as retrieved, because there may be no task that waits for it."""
     if not task.cancelled():
         task.exception()

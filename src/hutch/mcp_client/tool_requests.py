@@ -51,7 +51,9 @@ _RESULT_ADAPTER: TypeAdapter[CallToolResult | InputRequiredResult] = TypeAdapter
 
 
 class InputAnswers(NamedTuple):
-    """Answers of the user, with the state that the server needs to continue the call."""
+    """Answers of the user, with the state that the server needs to continue the call. There are no answers if
+    the server asked nothing and only needs more time.
+    """
 
     responses: InputResponses | None
     state: str | None

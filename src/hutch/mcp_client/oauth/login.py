@@ -72,7 +72,8 @@ async def login(
             _check_pkce(auth)
             await check_url(transport.url, url)
             url = _with_scope(url, transport.oauth.scope)
-            # Use the last `state`, because the server's own URL may also have a parameter with this name.
+            # Use the last `state`, which the SDK has added. The server's own URL may already have a parameter
+            # with this name.
             callback.expect(parse_qs(urlsplit(url).query)["state"][-1])
             show(url)
             if open_browser is not None:
@@ -97,7 +98,7 @@ def logout(config: ServerConfig, tokens: Tokens) -> bool:
 
 
 async def _connect_once(config: ServerConfig, auth: httpx2.Auth, seconds: float) -> None:
-    """Connects once, because only the server's response shows whether it requires a login."""
+    """Connects once. This is the only way to learn whether the server requires a login."""
     longer = msgspec.structs.replace(config, connect_seconds=seconds + 60)
     try:
         connection = await connect(
@@ -184,7 +185,8 @@ class LoginCallback:
         self._loop = asyncio.get_running_loop()
         self._result: asyncio.Future[AuthorizationCodeResult] = self._loop.create_future()
         self._state: str | None = None
-        # Uses one thread per connection, because browsers open spare connections and send nothing on them.
+        # The server uses one thread per connection, because browsers open spare connections and send nothing
+        # on them.
         self._server = _CallbackServer(
             ("127.0.0.1", port), type("Handler", (_CallbackHandler,), {"callback": self})
         )

@@ -19,7 +19,7 @@ _METADATA = "a metadata address"
 
 
 def mark_request(request: httpx2.Request) -> httpx2.Request:
-    """Marks a request that an OAuth flow makes, and sets the timeout that such requests lack."""
+    """Marks a request that an OAuth flow makes. Also sets a timeout, because such requests have none."""
     request.extensions |= {_EXTENSION: True, "timeout": httpx2.Timeout(SECONDS).as_dict()}
     return request
 
@@ -32,10 +32,10 @@ async def check_url(server_url: str, url: str) -> None:
     """Raises ServerUnreachable if an MCP server may not direct a login to this URL.
 
     A server on the internet may name only https URLs on the internet or on its own host, because it must not
-    make Hutch send requests to this machine or its network. Its own host is safe, although it controls the
-    addresses of that name: another server at such an address has no certificate for the name, so https fails.
-    A server on this machine or its network may also name other servers there. The metadata services of clouds
-    are always refused.
+    make Hutch send requests to this machine or its network. URLs on its own host are safe, even if the server
+    makes its name resolve to an address of another server: the other server has no certificate for the name,
+    so https fails. A server on this machine or its network may also name other servers there. The metadata
+    services of clouds are always refused.
     """
     server, target = httpx2.URL(server_url), httpx2.URL(url)
     kinds = await _special_kinds(target.host)
@@ -57,22 +57,22 @@ def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
 
 
 async def _is_local(host: str) -> bool:
-    """Returns True if none of the host's addresses is on the public internet. A single private address is not
-    enough, because a server on the internet can add private addresses to its name.
+    """Returns True if the host has addresses and none of them is on the public internet. One private address
+    is not enough, because a server on the internet can add private addresses to its name.
     """
     addresses = await _addresses(host)
     return bool(addresses) and all(special_kind(address) is not None for address in addresses)
 
 
 async def _special_kinds(host: str) -> list[str]:
-    """Returns the kinds of the host's addresses that are not on the public internet."""
+    """Returns the kinds of those addresses of the host that are not on the public internet."""
     kinds = (special_kind(address) for address in await _addresses(host))
     return list(dict.fromkeys(kind for kind in kinds if kind is not None))
 
 
 async def _addresses(host: str) -> list[Address]:
-    """Returns the addresses of a host. The list is empty if the host has none; a request to it would fail
-    anyway.
+    """Returns the addresses of a host. The list is empty if the host has none, because a request to this host
+    would fail anyway.
     """
     try:
         parsed = parse_host(f"[{host}]" if ":" in host else host)

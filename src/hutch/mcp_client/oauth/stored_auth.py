@@ -69,8 +69,8 @@ class LoginAuth(OAuthClientProvider):
 
 
 class StoredAuth(LoginAuth):
-    """Uses stored tokens and refreshes them. If that fails, the server's 401 is passed on and the user has to
-    log in again.
+    """Uses stored tokens and refreshes them. If refreshing fails, the server's 401 is passed on and the user
+    has to log in again.
     """
 
     def __init__(self, config: ServerConfig, tokens: Tokens) -> None:
@@ -86,8 +86,8 @@ class StoredAuth(LoginAuth):
     async def async_auth_flow(
         self, request: httpx2.Request
     ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
-        # Requests with a valid token do not use the SDK's flow, because that sends one request at a time, and
-        # starts a login before it tries to refresh the token.
+        # Requests with a valid token do not use the SDK's flow. That flow sends only one request at a time,
+        # and it starts a login before it tries to refresh the token.
         self._reload()
         if self.context.is_token_valid():
             token = self._authorize(request)

@@ -25,7 +25,7 @@ SESSION_NOT_FOUND = "the server has forgotten the session"
 MAX_ERROR_BYTES = 16 * 1024
 WRITE_SECONDS = 60.0
 
-# Hutch reports these errors itself, and the SDK's tracebacks in the log would only repeat them.
+# Silence the SDK's tracebacks in the log, because Hutch reports these errors itself.
 for _name in ("mcp.client.streamable_http", "mcp.client.sse", "mcp.client.auth", "client"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 
@@ -160,7 +160,9 @@ def _jsonrpc_error(response: httpx2.Response, message: str) -> bytes:
 
 
 class _FailingStream(httpx2.AsyncByteStream):
-    """Body that raises an error when it is read. Only this response fails; the connection stays intact."""
+    """Body of a response that raises an error when it is read. So only this response fails, and the
+    connection stays intact.
+    """
 
     def __init__(self, stream: Any, reason: str) -> None:
         self._stream = stream

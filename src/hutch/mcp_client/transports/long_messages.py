@@ -33,7 +33,7 @@ _REFERENCE = "hutch/reference"
 _EXCESS = f"{TOO_LARGE} {MAX_SDK_VALUES} values or {MAX_DEPTH} levels"
 
 # The id is near the start of a response, `{"jsonrpc":"2.0","id":7,…`, or at its end,
-# `…,"jsonrpc":"2.0","id":7}`. Longer ids and ids with other characters cannot belong to our own requests.
+# `…,"jsonrpc":"2.0","id":7}`. The pattern matches all ids that this client uses.
 VERSION = rb'"jsonrpc"\s*:\s*"2\.0"'
 _ID = rb'"id"\s*:\s*(\d{1,20}|"[ +\w]{1,20}")'
 ID_FIRST = re.compile(rb"\s*\{\s*(?:" + VERSION + rb"\s*,\s*)?" + _ID + rb"\s*[,}]\s*")
@@ -62,8 +62,8 @@ class LongResults:
         self._results: dict[str, dict[str, Any]] = {}
 
     async def shorten(self, text: bytes) -> bytes:
-        """Returns a short JSON text of a message for the SDK. A message that is too large or malformed
-        becomes the error of its request. Raises StreamError if it has no readable id.
+        """Returns a short JSON text of a message for the SDK. If a message is too large or malformed, returns
+        an error response to its request instead. Raises StreamError if the id of the request cannot be read.
         """
         if len(text) <= LARGE_TEXT_BYTES:
             if find_excess(text, MAX_DEPTH, MAX_SDK_VALUES) is not None:
@@ -83,7 +83,9 @@ class LongResults:
         return encode_decoded_value(self._shorten(message))
 
     def _shorten(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Keeps the parts that the SDK needs to answer or refuse the message. They must be short too."""
+        """Returns a short message with the parts that the SDK needs to accept or refuse it. Leaves out values
+        of these parts that are long.
+        """
         short: dict[str, Any] = {
             name: value
             for name in ("jsonrpc", "id", "method")
@@ -91,10 +93,11 @@ class LongResults:
         }
         result, error = message.get("result"), message.get("error")
         if isinstance(result, dict):
-            # The reference cannot be guessed, so a server cannot name the result of another request.
+            # A server must not be able to name the result of another request, so the reference is a random
+            # value.
             reference = os.urandom(16).hex()
-            # The SDK passes on each message immediately, so the oldest results belong to messages that it
-            # refused.
+            # The SDK passes on each message immediately. So if there are many results, the oldest belong to
+            # messages that the SDK has refused.
             while len(self._results) >= MAX_REFERENCES:
                 del self._results[next(iter(self._results))]
             self._results[reference] = result

@@ -16,8 +16,8 @@ EDGE_BYTES = 256
 MAX_LINE_BYTES = 256 * 1024 * 1024
 # Number of queued bytes at which reading from the server pauses.
 MAX_QUEUED_BYTES = 1024 * 1024
-# A server that leaves this many written bytes unread is disconnected. Only responses and notifications can
-# add up to this, because requests wait until the server has read enough.
+# A server that leaves this many written bytes unread is disconnected. Only responses and notifications count,
+# because requests are written only after the server has read enough.
 MAX_UNREAD_BYTES = 4 * 1024 * 1024
 
 
@@ -158,7 +158,7 @@ class LineWriter(asyncio.BaseProtocol):
         self._transport.write(line)
 
     async def wait_drained(self) -> None:
-        # Loop, because another task may have filled the buffer again.
+        # Use a loop, because another task may have filled the buffer again.
         while not self._drained.is_set():
             await self._drained.wait()
 

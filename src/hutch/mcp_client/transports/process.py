@@ -84,7 +84,7 @@ class ServerProcess:
         return f"it ended ({f'signal {code - 128}' if code > 128 else f'exit code {code}'})"
 
     async def stop(self, *, is_exiting: bool) -> None:
-        """Ends the server and all its descendants, even if cancelled. stdin must be closed before.
+        """Ends the server and all its descendants, even if cancelled. The caller must have closed stdin.
 
         With `is_exiting`, first waits a moment for the server to exit by itself, so that its exit code is
         known.
@@ -134,8 +134,8 @@ def _find_program(program: str, env: Mapping[str, str], cwd: Path | None) -> str
         raise ServerStartError(f"its working directory {cwd} does not exist")
     path = find_program(program, env, cwd)
     if path is None and program == "deno":
-        # Use the Deno that is installed with Hutch. Its folder is on the PATH only in an activated virtual
-        # environment.
+        # Use the Deno that is installed with Hutch, because the PATH contains its folder only in an activated
+        # virtual environment.
         with contextlib.suppress(SandboxUnavailable):
             path = find_deno()
     if path is None:

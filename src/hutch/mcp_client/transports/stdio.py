@@ -43,8 +43,8 @@ from hutch.tasks import TimeSlices
 RawResult: TypeAlias = dict[str, Any]
 """Result that is not validated yet."""
 
-# The ids start high, so that they differ from the SDK's, but fit into 32 bits, because some servers store ids
-# in 32 bits.
+# The ids start at a high number, so that they differ from the SDK's ids. They fit into 32 bits, because some
+# servers store ids in 32 bits.
 _request_ids = itertools.count(1 << 30)
 _NULL = b"null"
 
@@ -71,7 +71,7 @@ async def connect(
             loop.connect_read_pipe(lambda: output, prepare_pipe(process.stdout)),
             loop.connect_write_pipe(lambda: input, prepare_pipe(process.stdin)),
         )
-        # Shielded, because a cancellation after only one pipe was connected would leave that pipe open.
+        # Shield this, because a cancellation after only one pipe was connected would leave that pipe open.
         with anyio.CancelScope(shield=True):
             await connecting
         yield StdioReader(output, max_message_bytes, direct), StdioWriter(input), direct, process
@@ -170,8 +170,8 @@ class StdioWriter(_PipeStream):
         self._lines = lines
 
     async def send(self, item: SessionMessage, /) -> None:
-        # Only requests wait for a server that does not read. Notifications, for example of a cancellation, do
-        # not wait.
+        # If the server does not read, requests wait. Notifications do not, because they may report a
+        # cancellation, for example.
         if isinstance(item.message, JSONRPCRequest):
             await self._lines.wait_drained()
         if self._lines.is_closed:
