@@ -122,13 +122,15 @@ class Attempt:
             await self.on_cancel()
 
     def park(self) -> None:
-        """Gives back the place of the run, because from now on the run only waits for an approval, or for
-        another component with its own limits.
+        """Lets the server take another run in place of this one. Call this when the run only waits for an
+        approval, or for another component that has its own limits.
         """
         self.on_park()
 
     async def wait_until_over(self, is_over: Callable[[], Awaitable[bool]], interval: float = 0.25) -> None:
-        """Waits until `is_over` returns True. Raises RunReleased if the server stops or loses the run."""
+        """Waits until `is_over` returns True. Raises RunReleased if the server stops, or if another server
+        has the run.
+        """
         while not await is_over():
             if self.is_draining() or self.is_lost:
                 raise RunReleased

@@ -1,6 +1,6 @@
-"""Takes queued runs and executes them, as many as this server has places for.
+"""Takes queued runs and executes them, up to the number of places of this server. Owners take turns.
 
-Owners take turns. Every run that this server executes has a lease, which a task renews.
+Every run that this server executes has a lease, which a task renews.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ MAX_LOST = 3
 """A run is not queued again after this many of its servers have died, because the run itself may kill them.
 """
 MAX_PARKED = 1_000
-"""Maximum number of runs that only wait, for example for approvals. If there are more, no further runs are
-taken.
+"""Maximum number of runs without a place: they only wait, for example for approvals. If there are more, this
+server takes no further runs.
 """
 MIN_BUSY_DELAY_MS = 100
 RECONNECT_SECONDS = 2.0
@@ -118,7 +118,9 @@ class Dispatcher:
             await asyncio.wait([*self._tasks.values()], timeout=seconds)
 
     async def close(self) -> None:
-        """Stops. Runs that cannot have had effects are queued again, others end as interrupted."""
+        """Stops executing runs. Queues runs again if they cannot have had effects; other runs end as
+        interrupted.
+        """
         self.is_draining = self._endings.is_closing = True
         for task in (*self._background, *self._tasks.values()):
             task.cancel()
@@ -160,7 +162,7 @@ class Dispatcher:
                 return
 
     def _choose(self, owners: list[str]) -> Counter[str]:
-        """Returns how many runs of each owner to take: owners take turns, and no owner gets all places."""
+        """Returns how many runs of each owner to take. Owners take turns, and no owner gets all places."""
         counts: Counter[str] = Counter()
         last = {owner: self._turns.next(owner) for owner in owners}
         for _ in range(self.free_places):
@@ -262,7 +264,8 @@ class Dispatcher:
             if attempt.has_effects:
                 result = failure(error.code, str(error))
             else:
-                # The server or the owner has no capacity for now. This is not a failure of the run.
+                # The server or the owner has no capacity at the moment, which is not a failure of the run. So
+                # queue the run again.
                 retry_after = getattr(error, "retry_after", None) or 1.0
                 delay_ms = max(MIN_BUSY_DELAY_MS, int(retry_after * 1000))
                 await self._endings.put_back(row, delay_ms, counts=False)
@@ -287,7 +290,8 @@ class Dispatcher:
     async def _keep_renewing(self) -> None:
         interval = min(RENEW_SECONDS, self._lease_ms / 3000)
         while True:
-            # Wait between two renewals, because everybody who may cancel a run can cause signals.
+            # Wait between two renewals, because each cancellation of a run sends a signal, and callers may
+            # send many.
             await asyncio.sleep(min(MIN_RENEW_SECONDS, interval))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(interval):
@@ -301,12 +305,12 @@ class Dispatcher:
             except HutchError as error:
                 logger.warning("the leases of asynchronous runs cannot be renewed: %s", error)
                 if time.monotonic() - self._renewed_at > self._lease_ms / 1000:
-                    # Other servers may have taken over these runs. So the runs make no further tool calls
-                    # until the database says which server holds them.
+                    # Other servers may have taken over these runs, because the leases have expired. So the
+                    # runs make no further tool calls until the database says which server holds them.
                     for attempt in self.attempts.values():
                         attempt.is_lost = True
             except Exception:
-                # Keep this task alive, because without it all runs of this server would lose their leases.
+                # Keep this task alive, because without it all leases of this server would expire.
                 logger.exception("an asynchronous run could not be cancelled, or its lease not renewed")
 
     async def _renew(self) -> None:

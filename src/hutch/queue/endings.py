@@ -43,7 +43,7 @@ class Endings:
     def __init__(
         self, kernel: Kernel, store: Store, report_end: ReportEnd, on_message: Callable[[], None]
     ) -> None:
-        """`on_message` is called after a message was added."""
+        """`on_message` is called after a webhook message was added."""
         self._kernel = kernel
         self._store = store
         self._report_end = report_end
@@ -73,7 +73,9 @@ class Endings:
     async def put_back(
         self, row: QueuedRunRow, delay_ms: int, *, counts: bool, keeps_effects: bool = False
     ) -> None:
-        """Queues a run again. The record of the next attempt will replace the record of this attempt."""
+        """Queues a run again. Marks the record of this attempt, so that the record of the next attempt
+        replaces it.
+        """
         await self._write(self._store.write_behind.flush)
         await self._write(lambda: self._store.runs.mark_retrying(row.run_id))
         is_held = await self._write(
@@ -122,7 +124,7 @@ class Endings:
         return is_held
 
     def record_unstarted(self, row: QueuedRunRow, outcome: str, message: str) -> None:
-        """Writes the record of a run that never reached the kernel."""
+        """Writes the record of a run that has ended before the kernel executed it."""
         run = RunHandle(id=row.run_id, started_at=row.created_at / 1000)
         execution = Execution(
             code="",
@@ -135,7 +137,7 @@ class Endings:
 
     async def _write(self, write: Callable[[], Awaitable[T]]) -> T | None:
         """Writes to the store. Retries while the database is unavailable, until the server stops. If the
-        lease expires meanwhile, the write has no effect.
+        lease expires during the retries, the write has no effect.
         """
         pause = 0.2
         while True:

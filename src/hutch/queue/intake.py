@@ -59,7 +59,8 @@ class Intake:
             task = asyncio.get_running_loop().create_task(self._write(store))
             self._writing.add(task)
             task.add_done_callback(self._writing.discard)
-        # Shield the batch, because the other runs in it must be written even if this caller is cancelled.
+        # Shield the result, because the batch contains runs of other callers, and is written even if this
+        # caller is cancelled.
         return await asyncio.shield(pending.done)
 
     async def _check_count(self, store: Store, owner: str) -> None:
@@ -68,7 +69,8 @@ class Intake:
         if now - counted_at > COUNT_SECONDS:
             if len(self._counts) > MAX_COUNTED:
                 self._counts.clear()
-            # Store the old count with the new time, so that other requests do not count as well meanwhile.
+            # Store the old count with the new time, so that concurrent requests use the old count instead of
+            # counting too.
             self._counts[owner] = now, count
             count = await store.queued_runs.count_open(owner, self._max_queued)
             counted_at = now
@@ -91,8 +93,8 @@ class Intake:
                 for pending in batch:
                     if not pending.done.done():
                         pending.done.set_exception(error)
-                        # Read the exception, because asyncio logs an error for an unread one if the request
-                        # was cancelled.
+                        # Read the exception, because asyncio logs an error for an exception that is never
+                        # read. The request does not read it if it was cancelled.
                         pending.done.exception()
             else:
                 if any(pending.values["delay_ms"] < SOON_MS for pending in batch):

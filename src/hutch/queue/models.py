@@ -32,7 +32,7 @@ class RunReleased(HutchError):
 
 
 class QueueCaller(NamedTuple):
-    """Owner, key and scopes of a request. They are checked again when the run starts."""
+    """Owner, key and scopes of a request. When the run starts, the user and the key must still be valid."""
 
     owner: str
     key_id: str | None = None

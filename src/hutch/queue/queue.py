@@ -82,8 +82,8 @@ class RunQueue:
         return await (await self.store()).queued_runs.result(run_id)
 
     async def cancel(self, row: QueuedRunRow) -> str | None:
-        """Cancels a run, on whichever server it is. Returns `cancelled` or `cancelling`; None if the run has
-        ended.
+        """Cancels a run, whichever server executes it. Returns `cancelled`, or `cancelling` if the run has
+        yet to stop. Returns None if the run has ended.
         """
         endings = await self._endings()
         if row.is_waiting and await endings.end_waiting(row, "cancelled", "The run was cancelled"):
@@ -169,7 +169,9 @@ class RunQueue:
         return await end_message(await self.store(), row, end)
 
     async def _check_caller(self, caller: QueueCaller) -> None:
-        """Raises Unauthorized if the user or the key of a run does not exist any more."""
+        """Raises Unauthorized if the user of a run does not exist any more, or its key is not valid any
+        more.
+        """
         if caller.scopes is None:
             return
         store = await self.store()

@@ -48,8 +48,8 @@ def parse_options(
     targets: TargetPolicy,
     names: Mapping[str, str] | None = None,
 ) -> RunOptions:
-    """Reads the options of an asynchronous run. `names` maps the options to their field names in the
-    protocol. Raises ApiError with all problems.
+    """Reads the options of an asynchronous run. `names` maps the options to the names that their fields have
+    in the protocol. Raises ApiError with all problems.
     """
     problems = ProblemList(_invalid)
     shown = {name: (names or {}).get(name, name) for name in OPTION_NAMES}

@@ -49,7 +49,7 @@ class NewTrigger(NamedTuple):
 
 
 class Starters:
-    """Schedules and triggers of one server, or of a command."""
+    """The schedules and triggers of one server."""
 
     def __init__(self, queue: RunQueue) -> None:
         self._queue = queue

@@ -48,15 +48,16 @@ def check_name(name: object) -> str:
 
 def caller_of(row: StarterRow) -> QueueCaller:
     """Returns the caller of a run that a schedule or a trigger starts. The caller has the scopes of the key
-    that added the schedule or trigger, and stays valid when that key is revoked.
+    that added the schedule or trigger. Revoking that key does not affect such runs.
     """
     scopes = None if row.scopes is None else tuple(msgspec.json.decode(row.scopes))
     return QueueCaller(row.owner, None, scopes)
 
 
 def check_engine(caller: QueueCaller, engine: ScriptEngine) -> None:
-    """Raises Forbidden if the caller may not run scripts of this engine. Otherwise a caller could replace a
-    script and so run code with the scopes of the schedules and triggers that start the script.
+    """Raises Forbidden if the caller lacks the scope for scripts of this engine. Without this check, a caller
+    could replace a script, and schedules and triggers that start the script would run the new code with their
+    own scopes.
     """
     _check_scope(caller, _ENGINE_SCOPES[engine])
 
@@ -85,7 +86,8 @@ async def target_request(
 
 async def check_change(store: Store, caller: QueueCaller, row: StarterRow) -> None:
     """Raises Forbidden if the caller may not pause, resume or remove a schedule or a trigger, because the
-    caller may not run its target. If the saved script does not exist any more, every key of the owner may.
+    caller lacks the scope to run its target. If the target is a saved script that does not exist any more,
+    every key of the owner may change the schedule or trigger.
     """
     if row.target_kind == "flow":
         _check_scope(caller, "rep")

@@ -29,11 +29,13 @@ MAX_PUBLISHED = 200
 
 
 class EventSource(Protocol):
-    """Encoded events of a run in progress. Bounded: drops events that are not read in time."""
+    """Encoded events of a run in progress. Drops events that are not read in time, so that memory is
+    bounded.
+    """
 
     @property
     def number(self) -> int:
-        """Number of the last event, with the offset."""
+        """Number of the last event, as clients see it: with the follower's offset."""
 
     @property
     def has_ended(self) -> bool:
@@ -65,7 +67,7 @@ class EventPublisher:
         self._wake.set()
 
     async def run(self) -> None:
-        """Looks for followers when woken up, and regularly while there are any."""
+        """Looks for followers when woken up. While there are any, also looks regularly."""
         has_followers = False
         while True:
             with contextlib.suppress(TimeoutError):
@@ -119,8 +121,8 @@ class EventPublisher:
             events.detach()
 
     async def _put(self, id: str, events: FollowedEvents) -> None:
-        """Stores events. Waits while the follower does not read. `update` ends this task when the follower
-        has left.
+        """Stores events. Waits while the follower does not read its earlier events. If the follower has left,
+        `_update` cancels this task.
         """
         while True:
             try:

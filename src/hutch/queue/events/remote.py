@@ -44,7 +44,7 @@ class RemoteFollower:
         self._changed.set()
 
     async def next(self, seconds: float) -> FollowedEvents | None:
-        """Waits for events. Returns None if none came in this time."""
+        """Waits for events for at most `seconds`. Returns None if there are none by then."""
         try:
             async with asyncio.timeout(seconds):
                 while not self._events:
@@ -56,10 +56,12 @@ class RemoteFollower:
 
 
 class RemoteEvents:
-    """Followers of runs of other servers. One task reads for all of them, while there are any."""
+    """This server's followers of runs that other servers execute. One task reads the events of all of them,
+    while there are any.
+    """
 
     def __init__(self, store: Callable[[], Awaitable[Store]], on_added: Callable[[], None]) -> None:
-        """`on_added` is called after a follower was stored. It notifies the other servers."""
+        """`on_added` is called after a follower was stored, and notifies the other servers."""
         self._store = store
         self._on_added = on_added
         self._followers: dict[str, RemoteFollower] = {}
@@ -113,7 +115,8 @@ class RemoteEvents:
         if self._followers and now - self._renewed_at > RENEW_SECONDS:
             await table.renew(self._followers, int(LIFE_SECONDS * 1000))
             self._renewed_at = now
-        # Leave the events of a slow client in the store, where their number is limited.
+        # Take no events for clients that have not read the previous ones. These events stay in the store,
+        # where their number is limited.
         if ids := [id for id, follower in self._followers.items() if follower.is_empty]:
             for id, events in await table.take(ids):
                 if (follower := self._followers.get(id)) is not None:

@@ -1,7 +1,8 @@
 """Cron expressions with time zones.
 
-As in Debian's cron, a time that daylight saving skips comes directly after the gap, and a time that occurs
-twice comes only once. Expressions with intervals, such as `*/10 * * * *`, follow the elapsed time.
+When a change of daylight saving time skips an hour, a time in this hour comes directly after the change. When
+an hour occurs twice, a time in this hour comes only once. Debian's cron does the same. Expressions with
+intervals, such as `*/10 * * * *`, follow the elapsed time.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def ticks(cron: str, timezone: str, after_ms: int) -> Iterator[int]:
         except StopIteration:
             return
         except CronSimError:
-            return  # there is no such time in the next 50 years
+            return  # no such time in the next 50 years
 
 
 def next_tick(cron: str, timezone: str, after_ms: int) -> int:

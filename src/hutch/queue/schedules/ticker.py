@@ -1,4 +1,4 @@
-"""Starts the runs of schedules: one for each tick, however many servers there are."""
+"""Starts the runs of schedules. Each tick starts one run, even if several servers see the tick."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ class Ticker:
                 self._store, caller_of(row), row.target_kind, row.target, options.inputs
             )
             for tick in due:
-                # The idempotency key is the same on all servers, so a tick that two servers start becomes
-                # only one run.
+                # All servers use the same idempotency key for a tick. So a tick that two servers start
+                # becomes only one run.
                 run_options = options.run_options(f"schedule {row.id} {tick}")
                 try:
                     source = f"schedule {row.name}"
@@ -108,7 +108,9 @@ class Ticker:
 
 
 def due_ticks(row: Schedule, now: int) -> tuple[list[int], int]:
-    """Returns the ticks to start now, by the policy for missed ticks, and the next tick after them."""
+    """Returns the ticks to start now, according to the schedule's policy for missed ticks, and the next tick
+    after them.
+    """
     recent_from = now - MISSED_MS
     is_missed = row.next_at < recent_from
     if is_missed and row.missed == "all":

@@ -1,4 +1,4 @@
-"""Maps the request that starts a trigger to inputs.
+"""Maps the request that starts a trigger to the inputs of the run.
 
 A mapping has a path for each input: `body.repository.full_name`, `body.commits[0].id`,
 `headers.x-github-event`, `query.page` or `body`. A path to a value that does not exist gives null.

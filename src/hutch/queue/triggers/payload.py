@@ -1,4 +1,6 @@
-"""Decodes the body of a request that starts a trigger, and bounds the inputs that are made from it."""
+"""Decodes the body of a request that starts a trigger, and limits the size of the inputs that are made from
+the body.
+"""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class WebhookSender:
     def _begin(self, chosen: list[tuple[str, str]], taken: dict[str, TakenDelivery]) -> None:
         for id, owner in chosen:
             if (delivery := taken.get(id)) is None:
-                self._shares.give_back(owner)  # another server was first
+                self._shares.give_back(owner)  # another server has taken the message
                 continue
             task = asyncio.get_running_loop().create_task(self._send(delivery))
             self._sending.add(task)
@@ -131,8 +131,8 @@ class WebhookSender:
         try:
             await self._table.finish(row.id, self._holder, state, encoded, delay_ms)
         except HutchError as failure:
-            # Not lost: the message is sent again when the lease has expired. So each message is delivered at
-            # least once.
+            # The message is not lost: it is sent again when the lease has expired. So each message is
+            # delivered at least once, but may be delivered twice.
             logger.warning("the delivery of webhook %s cannot be recorded: %s", row.id, failure)
         if state == "failed":
             logger.warning("the webhook %s of run %s was given up: %s", row.id, row.run_id, error)

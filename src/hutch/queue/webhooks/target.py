@@ -10,8 +10,8 @@ from hutch.queue.webhooks.signature import decode_secret
 
 
 class TargetPolicy:
-    """The operator's egress policy for webhooks. The host is checked again, with its addresses, when the
-    message is sent.
+    """Checks URLs with the operator's egress policy for webhooks. When a message is sent, the HTTP client
+    checks the host again, and its addresses.
     """
 
     def __init__(self, policy: EgressPolicy) -> None:
