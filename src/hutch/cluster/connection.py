@@ -35,8 +35,8 @@ class ClusterUnavailable(HutchError):
 
 
 class ClusterConnection:
-    """Publishes and subscribes. Messages are dropped while NATS is unreachable, because links send lost
-    packets again.
+    """Publishes and subscribes. While NATS is unreachable, messages are dropped. This loses nothing, because
+    links send unacknowledged packets again.
     """
 
     def __init__(self, client: Client) -> None:
@@ -89,8 +89,8 @@ class ClusterConnection:
                     allow_reconnect=False,
                     **options,
                 )
-                # Reconnect from now on. Set before, these options would make the first attempt to connect
-                # last for ever.
+                # Allow reconnecting only now. If these options were set earlier, the first attempt to connect
+                # would never give up.
                 client.options |= {"allow_reconnect": True, "max_reconnect_attempts": -1}
                 break
             except (NatsError, OSError, TimeoutError, ssl.SSLError) as error:

@@ -1,8 +1,8 @@
-"""Keys of a cluster: sealed announcements, and the keys of the link between a front and a worker.
+"""Keys of a cluster: the key of announcements, and the keys of the link between a front and a worker.
 
 All machines know the cluster's secret. Each process also has an X25519 key pair, which it never stores. The
 keys of a link are derived from the secret and from the key pairs of both ends. So another machine of the
-cluster, which knows the secret, can neither read nor forge the packets of the link.
+cluster can neither read nor forge the packets of the link, although it knows the secret.
 """
 
 from __future__ import annotations

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("hutch.cluster")
 
 MAX_GATEWAYS = 64
-# Delay of the announcement for workers that have not heard of this front.
+# Delay before this front announces itself early, because a worker has not heard of it yet.
 SOON_SECONDS = 0.02
-# Maximum memory for one worker's gateway requests that are being answered, and for responses that wait to be
-# sent to this worker.
+# Maximum memory for one worker, for gateway requests that are being answered and for responses that wait to
+# be sent.
 MAX_REQUEST_BYTES = 256 * 1024 * 1024
 REQUEST_OVERHEAD_BYTES = 16 * 1024
 
@@ -64,8 +64,8 @@ class Front:
 
     @property
     def problem(self) -> str | None:
-        """Reason why executions cannot run, or None. With `cluster_local`, the front itself can run
-        executions.
+        """Reason why this front cannot run executions, or None. With `cluster_local` there is none, because
+        the front itself can run executions.
         """
         if self.node.settings.cluster_local:
             return None
@@ -163,8 +163,8 @@ class Front:
             await response.send(404, [], b"The gateway of this script is gone")
         elif not (request.run_id is None and reads) and (runner is None or runner.gateway != request.gateway):
             # A worker may call tools only for executions that it runs, and only the tools of the execution's
-            # gateway. Reading is allowed without a run, because a starting script reads the module of the
-            # tools.
+            # gateway. A read request may have no run, because a starting script reads the module with the
+            # tools before its run begins.
             await response.send(403, [], b"This run is not on this worker")
         else:
             if runner is not None and not reads:

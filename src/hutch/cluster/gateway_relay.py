@@ -59,8 +59,9 @@ class RelayedRequests:
 
 
 class RelayedGateway:
-    """A gateway of a front. Gateways with the same URL, revision and link are equal, so that the pool can
-    reuse runners. The link matters, because a runner of a lost link cannot reach the front over a new link.
+    """A gateway of a front, as a worker sees it. Gateways with the same URL, revision and link are equal, so
+    that the pool can reuse runners. The link is compared too, because a runner of a lost link cannot reach
+    the front over a new link.
     """
 
     def __init__(self, requests: RelayedRequests, url: str, revision: str) -> None:

@@ -2,8 +2,8 @@
 
 NATS delivers a message at most once, and loses messages while a server restarts. So the packets of a link are
 numbered, kept until the peer has acknowledged them, and sent again if an acknowledgement is missing. The
-number of a packet is also its nonce, so that an attacker can neither repeat nor reorder packets. The stream
-is cut into packets of at most `max_payload`, whatever the size of its frames.
+number of a packet is also the nonce of its encryption, so that an attacker can neither repeat nor reorder
+packets. The stream is cut into packets of at most `max_payload`, whatever the size of its frames.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _FRAME = struct.Struct(">BQI")
 # Size of a packet's header and authentication tag.
 PACKET_OVERHEAD = _HEADER.size + 16
 MAX_PACKET_BYTES = 256 * 1024
-# Maximum number of unacknowledged bytes. It is low, because a NATS server disconnects a client for which more
-# than 64 MiB wait.
+# Maximum number of unacknowledged bytes. It is far below 64 MiB, because a NATS server disconnects a client
+# if more data than that waits for this client.
 WINDOW_BYTES = 2 * 1024 * 1024
 ACK_BYTES = WINDOW_BYTES // 4
 ACK_SECONDS = 0.025
@@ -40,7 +40,7 @@ HIGH_WATER_BYTES = 4 * 1024 * 1024
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 RESEND_SECONDS = 0.5
 CHECK_SECONDS = 0.25
-# Time without any acknowledgement after which a link counts as lost.
+# A link counts as lost if unacknowledged packets have got no acknowledgement for this time.
 MAX_SILENCE_SECONDS = 5.0
 
 OnFrame = Callable[[int, int, bytes], None]
@@ -144,9 +144,9 @@ class Link:
                 self._expected += 1
                 self._accept(part)
             else:
-                # A packet was lost, or the peer did not receive the acknowledgement, so acknowledge again.
-                # Forged packets were dropped above. Otherwise each of them would make the peer resend up to
-                # WINDOW_BYTES.
+                # Either a packet before this one was lost, or the peer has sent a packet again because the
+                # acknowledgement was lost. So acknowledge again. Only authentic packets get here: with forged
+                # packets, an attacker could make the peer resend up to WINDOW_BYTES each time.
                 self._acknowledge(has_gap=number > self._expected)
         elif type == ACK and number >= self._peer_acknowledgement:
             opened = open_sealed(self._receive_key, _nonce(type, number), content, header)

@@ -66,8 +66,8 @@ class KnownWorker:
         )
 
     def free(self, kind: PlaceKind, front: str) -> int:
-        """Returns the number of free places. The worker announces the places that other fronts use. This
-        front counts its own places itself, because announcements are late.
+        """Returns the number of free places. The places that other fronts use come from the worker's
+        announcement. This front counts its own places itself, because announcements are late.
         """
         if kind in self.is_full:
             return 0

@@ -104,7 +104,7 @@ class OpenEngine(msgspec.Struct, frozen=True, kw_only=True, tag="engine"):
 
 
 class Open(msgspec.Struct, frozen=True, kw_only=True):
-    """Asks a worker for a runner. The number of the lease is in the frame."""
+    """Asks a worker for a runner. The frame contains the number of the lease."""
 
     session: str
     owner: str
@@ -115,7 +115,7 @@ class Open(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Close(msgspec.Struct, frozen=True):
-    """The front does not need the runner any more."""
+    """Tells the worker that the front does not need the runner any more."""
 
     ok: bool = False
     unresponsive: bool = False
@@ -130,7 +130,7 @@ class Leased(msgspec.Struct, frozen=True):
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True):
-    """The worker cannot run the execution. Nothing has happened."""
+    """Tells the front that the worker cannot run the execution, and that nothing has happened."""
 
     code: str
     message: str
@@ -149,7 +149,7 @@ class Trailer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
-    """The runner ended without its last message."""
+    """Tells the front that the runner has ended without sending its last message."""
 
     error: WireError | None = None
     value: Any = None
@@ -159,7 +159,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GatewayRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Request of a script. The number of the request is in the frame."""
+    """Request of a script to its gateway. The frame contains the number of the request."""
 
     gateway: str
     run_id: str | None

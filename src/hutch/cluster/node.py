@@ -23,10 +23,11 @@ logger = logging.getLogger("hutch.cluster")
 ANNOUNCE_SECONDS = 1.0
 # A machine that has announced nothing for this time gets no new work.
 QUIET_SECONDS = 2.5
-# A worker cancels the executions of a front that has announced nothing for this time. The front begins them
-# again elsewhere after WORKER_LOST_SECONDS. This time is shorter, so that no execution runs twice at the same
-# time, even if the worker received the front's last announcement up to ANNOUNCE_SECONDS later than the front
-# received the worker's.
+# A worker cancels the executions of a front that has announced nothing for this time. The front restarts them
+# on other machines after it has heard nothing from the worker for WORKER_LOST_SECONDS. The worker's time is
+# shorter, so that no execution runs twice at the same time. The difference is more than ANNOUNCE_SECONDS,
+# because the last announcement of the front may arrive that much later than the last announcement of the
+# worker.
 FRONT_LOST_SECONDS = 3.5
 WORKER_LOST_SECONDS = 5.0
 CHECK_SECONDS = 0.25
@@ -91,11 +92,12 @@ class Node:
             try:
                 announcement = messages.decode(data, type)
             except msgspec.DecodeError:
-                # Ignore the machine: a version with other announcements is not compatible.
+                # The version of this machine is not compatible, because it has other announcements. Ignore
+                # the machine.
                 return
             if announcement.number > numbers.get(announcement.id, 0):
-                # Keep the number when the machine leaves, so that its old announcements cannot be replayed
-                # afterwards.
+                # Keep the number of a machine that has left, so that its old announcements cannot be
+                # replayed.
                 numbers.pop(announcement.id, None)
                 numbers[announcement.id] = announcement.number
                 while len(numbers) > 10_000:
@@ -119,8 +121,8 @@ def _major_minor(version: str) -> tuple[int, int] | None:
 
 
 async def repeat(check: Callable[[], None]) -> None:
-    """Calls `check` every CHECK_SECONDS until cancelled. An error does not end this: the other machines would
-    give up a machine that does not announce itself any more.
+    """Calls `check` every CHECK_SECONDS until cancelled. Continues after an error, because `check` announces
+    this machine, and other machines would otherwise consider it lost.
     """
     while True:
         try:

@@ -77,8 +77,8 @@ class ClusterPlacement:
     # --- choosing ---
 
     async def choose(self, placed: PlacedExecution) -> KnownWorker | None:
-        """Returns a worker with a free place, or None to use this process. Waits while there is no free
-        place. Raises Busy.
+        """Takes a place. Returns the worker, or None to use this process. Waits while there is no free place.
+        Raises Busy.
         """
         if not self.queue.has(placed.kind, placed.owner) and (found := self.try_choose(placed)) is not None:
             return found[0]
@@ -86,7 +86,9 @@ class ClusterPlacement:
         return await self.queue.wait(waiter, self._reason(placed))
 
     def try_choose(self, placed: PlacedExecution) -> tuple[KnownWorker | None] | None:
-        """Takes a place. Returns the machine in a tuple, or None if there is no free place."""
+        """Takes a place if there is one. Returns a tuple that contains the worker, or None to use this
+        process. Returns None instead of a tuple if there is no free place.
+        """
         worker = self._choose_worker(placed) if placed.is_portable else None
         if worker is not None:
             placed.take(worker)
@@ -108,8 +110,8 @@ class ClusterPlacement:
         kind, workers = placed.kind, self.membership.workers
         if not workers:
             return None
-        # Use the front's own total, because adding up the load of many workers would take longer than an
-        # execution.
+        # Compute the average load from the front's own total, because adding up the load of many workers
+        # would take longer than an execution.
         max_load = max(1, math.ceil(MAX_LOAD_FACTOR * (self.remote_in_flight[kind] + 1) / len(workers)))
         preferred = workers.get(self._affinities.get(placed.affinity, ""))
         if preferred is not None and not self._can_run(preferred, placed):
@@ -186,8 +188,8 @@ class PlacedExecution:
             profile.engine in ENGINES and profile == profile_for(profile.engine)
         )
         self.is_local = not isinstance(recipe, PackageRecipe)
-        # The memory of a suspended execution fits only one bundle. All other executions can run on workers
-        # with another bundle.
+        # The state of a suspended execution fits only the bundle that made it. All other executions can run
+        # on workers with another bundle.
         self.needs_bundle = bool(
             execution.saved or execution.turn or execution.is_durable or execution.checkpoint_after_ms
         )
@@ -208,7 +210,7 @@ class PlacedExecution:
         self._placement.local_in_flight[self.kind] += 1
 
     async def acquire(self, profile: Profile, owner: str) -> Runner:
-        """Takes a runner. Raises Busy, or the error because of which a worker could not start a runner."""
+        """Takes a runner. Raises Busy, or the error that prevented a worker from starting a runner."""
         while True:
             try:
                 worker = await self._placement.choose(self)
@@ -222,8 +224,8 @@ class PlacedExecution:
             try:
                 worker.link.send(FrameType.OPEN, runner.number, messages.encode(self._open()))
                 if self.kind == "process":
-                    # Wait for the runner, because installing a package may take long and the time limit
-                    # starts when this method returns.
+                    # Wait until the worker has a runner. Installing a package may take long, and should not
+                    # count towards the time limit, which starts when this method returns.
                     await runner.wait_leased()
             except WorkerRefused:
                 worker.is_full.add(self.kind)

@@ -20,7 +20,7 @@ from hutch.session.multiplexer import Multiplexer
 from hutch.session.relayed_session import AnySession
 from hutch.session.run import Result
 
-# Time that messages to and from a worker may take.
+# Additional time for messages to and from a worker.
 EXTRA_SECONDS = 0.25
 # Time for which the front waits for the output of a guest that did not answer.
 COLLECT_SECONDS = 0.5
@@ -121,7 +121,7 @@ class RemoteRunner(Runner):
         self._released.set()
         if self._session is not None:
             spec = self.profile.engine_spec
-            # Do not restart a tool of an npm package, which may have sent requests. A script can only call
+            # A tool of an npm package may have sent requests, so it is not restarted. A script can only call
             # tools through the front, which then sets `has_effects`.
             may_restart = not self.has_effects and not spec.resolves_names
             self._session.interrupt(reason, may_restart=may_restart)
@@ -182,7 +182,9 @@ class RemoteRunner(Runner):
             self.requests = []
 
     async def collect(self) -> None:
-        """Ends the lease of a guest that has not answered, and waits for the guest's output."""
+        """Gets the output of a guest that has not answered: tells the worker to end the lease, and waits a
+        moment for the output.
+        """
         if not self.profile.engine_spec.own_process or self._trailer is not None or not self.is_alive:
             return
         session = self._session

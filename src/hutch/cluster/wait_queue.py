@@ -26,7 +26,9 @@ class PlaceWaiter(msgspec.Struct, eq=False):
     kind: PlaceKind
     owner: str
     try_choose: Callable[[], tuple[KnownWorker | None] | None]
-    """Takes a place and returns the machine in a tuple. Returns None if there is no free place."""
+    """Takes a place. Returns a tuple that contains the worker, or None to use the front itself. Returns None
+    instead of a tuple if there is no free place.
+    """
     future: asyncio.Future[KnownWorker | None] | None = None
 
 

@@ -47,20 +47,21 @@ logger = logging.getLogger("hutch.cluster")
 QUICKJS_PLACES_PER_CORE = 64
 # Minimum time between two announcements that are sent early because places have changed.
 MIN_ANNOUNCE_SECONDS = 0.05
-# Maximum number of stored ids of links, so that a recorded hello that is sent again opens no link.
+# Maximum number of link ids that are stored. A hello with a stored id opens no link, because an attacker may
+# have recorded the hello and sent it again.
 MAX_USED_LINKS = 100_000
 MAX_ANNOUNCED_PACKAGES = 64
-# A worker stops naming a front that has announced nothing for this time.
+# A worker leaves a front out of its announcements if the front has announced nothing for this time.
 FORGET_SECONDS = 60.0
-# Minimum time between two log entries about machines without the cluster's secret, because such a machine may
-# send any number of packets.
+# Minimum time between two log entries about machines without the cluster's secret. Such a machine may send
+# any number of packets, which must not fill the log.
 STRANGER_SECONDS = 60.0
 
 MadeProfile = tuple[Profile, PackageDetails | None]
 
 
 class ProfileMaker(msgspec.Struct, frozen=True):
-    """Makes the profiles of executions that depend on files of this machine."""
+    """Makes the profiles of those executions that need files of this machine."""
 
     package: Callable[[OpenPackage], Awaitable[MadeProfile]]
     script: Callable[[OpenScript, RelayedGateway], Awaitable[Profile]]
@@ -259,7 +260,8 @@ class Worker:
         while len(self._used_links) > MAX_USED_LINKS:
             del self._used_links[next(iter(self._used_links))]
         if (old := self._fronts.get(hello.front)) is not None:
-            # The front has lost its old link, and with it all executions of the link.
+            # The front opens a new link because it has lost the old one, and with it all executions of the
+            # old link.
             self._forget(old)
         front = FrontLink(hello)
         subject = node.subjects.front(hello.front)
@@ -315,8 +317,8 @@ class Worker:
         self._used[kind] += 1
         lease.on_end = lambda _: self._lease_ended(front, number)
         self._start(lease, front, request)
-        # Announce early that more than half of the places are taken, so that other fronts do not ask a full
-        # worker.
+        # If more than half of the places are taken, announce that early, so that other fronts do not ask a
+        # full worker.
         if self._used[kind] * 2 > self.places[kind]:
             self._announce_soon()
 

@@ -22,7 +22,8 @@ from hutch.session.run import Result
 
 logger = logging.getLogger("hutch.cluster")
 
-# Maximum number of bytes of one execution that wait for the front. If there are more, the runner is ended.
+# Maximum number of bytes of one execution that wait to be sent to the front. If there are more, the runner is
+# ended.
 MAX_WAITING_BYTES = 64 * 1024 * 1024
 # Maximum number of bytes that the front may send before the lease has a runner.
 MAX_EARLY_BYTES = 128 * 1024 * 1024
@@ -143,11 +144,11 @@ class WorkerLease:
 
     def cancel(self) -> None:
         """Ends the execution, because its front is lost."""
-        # `unresponsive` makes the pool end a shared process that does not confirm the cancellation.
+        # With `unresponsive`, the pool ends a shared process that does not confirm the cancellation.
         self.close(Close(unresponsive=True, was_abandoned=True))
 
     def end_lost(self, reason: str) -> None:
-        """Ends the execution, because this worker ends. The front restarts the execution on another machine
+        """Ends the execution, because this worker stops. The front restarts the execution on another machine
         if possible.
         """
         if not self._is_closed:
