@@ -12,8 +12,9 @@ from typing import NoReturn
 
 def main() -> NoReturn:
     """Entry point of the console script. Exits with 1 if the command failed, and with 2 for invalid input."""
-    # Nearly all objects that are created during start-up stay alive. Searching them for garbage would take a
-    # tenth of the start-up time. Commands that keep running call `event_loop.end_startup`.
+    # Search for garbage less often. Nearly all objects that are created during start-up stay alive, so searching
+    # them for garbage would take a tenth of the start-up time and find little. Commands that keep running call
+    # `event_loop.end_startup`.
     gc.set_threshold(100_000)
     import click
 
@@ -25,7 +26,7 @@ def main() -> NoReturn:
     handler.setFormatter(PrintableFormatter("hutch: %(message)s"))
     handler.addFilter(SettingWarningsOnce())
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    # OpenTelemetry's exporter logs every failed attempt. Hutch's tracer logs only the first one.
+    # Silence OpenTelemetry's exporter, which logs every failed attempt. Hutch's tracer logs the first one.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     try:
         status = hutch.main(prog_name="hutch", standalone_mode=False)
@@ -53,8 +54,8 @@ def main() -> NoReturn:
         print_error(message)
         status = 1
     except BrokenPipeError:
-        # The reader of stdout has closed it. Replace stdout, so that flushing at exit does not raise another
-        # error.
+        # The program that reads stdout has closed it. Replace stdout, so that flushing at exit does not raise
+        # another error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
     except (KeyboardInterrupt, click.Abort):

@@ -78,7 +78,7 @@ def _parse_tool(option: str, text: str | None, params_option: str, params: str |
     if text is None:
         return None
     spec, _, name = text.rpartition("#")
-    # Start at the second character, because a scope starts with @ too.
+    # Start at the second character, because the scope of a package starts with @ too.
     at = spec.find("@", 1)
     package, version = (spec, None) if at < 0 else (spec[:at], spec[at + 1 :])
     if not package or not name or version == "":

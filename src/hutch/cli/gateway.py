@@ -162,8 +162,8 @@ async def _get_types(url: str | None, tool_filter: str | None, compact: bool) ->
         query = {"filter": tool_filter, "compact": "true" if compact else None}
         status, body = await _request(client, "/runtime/tools.d.ts", query)
         if status == 404:
-            # The public implementation of the gateway has only this path. Without `compact`, its response
-            # contains the functions too, not only their declarations.
+            # The public implementation of the gateway has only this path. `compact` makes its response
+            # contain only declarations. Without `compact`, the response would contain the functions too.
             query["compact"] = "true"
             status, body = await _request(client, "/runtime/tools.ts", query)
         return _check_status(status, body).decode(errors="replace")
@@ -197,7 +197,7 @@ def _check_status(status: int, body: bytes) -> bytes:
 
 @asynccontextmanager
 async def _open_client(url: str | None) -> AsyncIterator[httpx2.AsyncClient]:
-    """Opens a client of the given gateway, or of a temporary one in this process."""
+    """Opens a client of the gateway at the given URL, or of a temporary gateway in this process."""
     settings = load_project_settings(ONE_SHOT_SETTINGS, current_folder())
     url = _remote_url(url)
     if url is not None:

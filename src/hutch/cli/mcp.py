@@ -47,7 +47,8 @@ async def serve(settings: Settings) -> int:
     loading = asyncio.create_task(load_sdk())
     app = await App.create(settings, project_servers=project_servers(settings, current_folder()))
     try:
-        # Started now, so that an invalid configuration is reported before the client waits for a response.
+        # Start the gateway now, so that an invalid configuration is reported before the client waits for a
+        # response.
         app.start_gateway()
         if app.storage.can_store:
             app.store_approvals()

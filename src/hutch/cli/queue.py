@@ -19,7 +19,9 @@ Row = Callable[[dict[str, Any]], Sequence[str]]
 
 
 def call(url: str | None, key_env: str, method: str, path: str, **options: Any) -> Any:
-    """Sends one request to the server. Raises InvalidInput with its error."""
+    """Sends one request to the server. If the server returns an error, raises InvalidInput with its
+    message.
+    """
 
     async def send(server: RemoteRuns) -> Any:
         return await server.call(method, path, **options)
@@ -28,7 +30,7 @@ def call(url: str | None, key_env: str, method: str, path: str, **options: Any) 
 
 
 def expects_answer(command: Callable[P, int]) -> Callable[P, int]:
-    """Makes a command report a response of the server that has an unknown format."""
+    """Makes a command raise InvalidInput if the server's response has an unknown format."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> int:

@@ -36,8 +36,8 @@ def run(engine: str) -> int:
         app = await App.create(settings)
         try:
             app.pool.keep_warm(profile, 1)
-            # Wait for a ready runner first. If stdin is a file, its end comes soon, and executions must start
-            # immediately.
+            # Wait for a ready runner before reading. If stdin is a file, it ends soon, and its executions
+            # must start before that.
             await app.pool.wait_warm(profile)
             event_loop.end_startup()
             channel = DescriptorChannel(*take_stdio(), settings.max_line_bytes)

@@ -31,7 +31,7 @@ from hutch.vault import flow_keys
 T = TypeVar("T")
 MAX_SHOWN_CHARS = 100
 _MIN_ID_CHARS = 6
-# On a terminal, longer ids are cut, because they do not fit into a line.
+# Ids that are longer than this are cut on a terminal, because they do not fit into a line.
 _MAX_SHOWN_ID_CHARS = 14
 EXPORT_PAGE = 500
 MAX_SEARCHES = 20
@@ -117,7 +117,7 @@ def _error_message(body: Any, status: int) -> str:
 
 
 def with_server(url: str | None, key_env: str, action: Callable[[RemoteRuns], Awaitable[T]]) -> T:
-    """Runs `action` with a server: the given one, or the one of this machine's settings."""
+    """Runs `action` with the given server or, without `url`, with the server of this machine's settings."""
     import httpx2
 
     settings = load_settings()
@@ -193,7 +193,7 @@ def list_runs(filters: Mapping[str, Any], url: str | None, key_env: str, *, as_j
         headers = ("RUN", "WHEN", "TOOK", "WHAT", "OWNER", "OUTCOME", "WHY")
         rows = [_row(run) for run in page["runs"]]
         if sys.stdout.isatty() and max(len(run_id) for run_id, *_ in rows) > _MAX_SHOWN_ID_CHARS:
-            # Cut the ids, because `show` and the other commands accept the beginning of an id.
+            # The ids can be cut, because `show` and the other commands accept the beginning of an id.
             rows = [(cut(run_id, _MAX_SHOWN_ID_CHARS), *others) for run_id, *others in rows]
         print_table(headers, rows, states="OUTCOME")
         if sys.stdout.isatty():
@@ -206,7 +206,7 @@ def list_runs(filters: Mapping[str, Any], url: str | None, key_env: str, *, as_j
 def _row(run: Mapping[str, Any]) -> tuple[str, ...]:
     error = run["error"] or {}
     line = f"line {error['line']}" if error.get("line") else ""
-    # Records of the level `metadata` have no message.
+    # There may be no message, because records of the level `metadata` have none.
     why = ": ".join(part for part in (line, error.get("message")) if part)
     what = run["protocol"] if run["label"] is None else f"{run['protocol']} {run['label']}"
     return (

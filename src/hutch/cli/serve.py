@@ -111,7 +111,7 @@ async def _serve(
             await app.join_cluster()
             if settings.cluster_url is None or settings.cluster_local:
                 await app.warm_up()
-        # Start-up does not wait for MCP servers. Only requests for their tools wait.
+        # Start-up does not wait for MCP servers, only requests for their tools do.
         app.start_gateway()
         limits = ConnectionLimits(
             # Connections may use half of the open files. The other half is for runners, files and outgoing
@@ -140,17 +140,16 @@ async def _serve(
         _announce(settings, app, access, listener, gateway_only, project)
         gc.collect()
         event_loop.end_startup()
-        # While a thread computes, the event loop waits up to one switch interval for the GIL, several times
-        # in each request. While large flows were validated, `/health` took 37 ms with Python's default of 5
-        # ms, and 24 ms with 0.5 ms (medians of 10 runs, 2 cores).
+        # Shorten the switch interval. While another thread computes, the event loop waits for the GIL for up
+        # to one interval, several times in each request. While large flows were validated, `/health` took 37
+        # ms with Python's default of 5 ms, and 24 ms with 0.5 ms (medians of 10 runs, 2 cores).
         sys.setswitchinterval(0.0005)
         await _wait_for_first(serving, asyncio.create_task(signals.first.wait()))
         finished = await _drain(access, app, signals, settings.drain_seconds)
         server.should_exit = True
         server.force_exit = not finished
         if not finished:
-            # Clients that are still connected are not reading their responses, so waiting for them would not
-            # help.
+            # The clients that are still connected do not read their responses, so do not wait for them.
             for connection in server.server_state.connections:
                 if connection.transport is not None:
                     connection.transport.abort()
@@ -175,7 +174,7 @@ def _note(text: str) -> None:
 
 
 async def _drain_all(access: AccessControl, app: App, seconds: float) -> bool:
-    # Unfinished flows do not count, because the next server resumes them.
+    # The result of `app.drain` does not count, because the next server resumes unfinished flows.
     finished, _ = await asyncio.gather(access.drain(seconds), app.drain(seconds))
     return finished
 

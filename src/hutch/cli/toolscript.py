@@ -25,7 +25,8 @@ from hutch.protocols.toolscript.execute import GATEWAY_VARIABLE, ScriptGateway, 
 from hutch.protocols.toolscript.gateway.remote import RemoteGateway
 from hutch.settings import MIB, Settings
 
-# Maximum size per stream with --json, which keeps the output in memory until the script has ended.
+# Maximum size of each stream with --json, because the output is then kept in memory until the script has
+# ended.
 MAX_CAPTURED_BYTES = 16 * MIB
 
 
@@ -123,7 +124,7 @@ async def _execute(settings: Settings, source: str | Path, url: str | None, requ
 async def _open_gateway(app: App, url: str | None) -> AsyncIterator[ScriptGateway]:
     ask = prompts.TerminalPrompt().ask if prompts.can_prompt() else None
     if url is None:
-        # Ask at the terminal or deny, because no other client can reach this gateway to approve calls.
+        # Ask at the terminal or deny calls, because no other client can reach this gateway to approve them.
         app.gateway.approvals.ask = ask or prompts.deny_without_terminal
         yield app.script_gateway
         return

@@ -24,7 +24,7 @@ def trust_folder(folder: Path, *, yes: bool) -> int:
     refuses.
     """
     folder = _resolve(folder)
-    # Read the files once, so that the shown content is trusted even if a file changes meanwhile.
+    # Read each file only once, so that the content that is trusted is the content that was shown.
     files = _read_files(folder)
     if not files:
         raise InvalidInput("FOLDER", f"{folder} has none of the files {', '.join(FILES)}.")
@@ -157,7 +157,7 @@ def _state(path: Path, record: TrustedFile) -> str:
 
 
 def revoke_trust(folder: Path) -> int:
-    # The folder may be deleted already.
+    # Do not check that the folder exists, because it may have been deleted.
     path = folder.resolve()
     if not TrustStore(load_settings().home_path).remove(path):
         raise InvalidInput("FOLDER", f"{path} is not trusted.", remedy="`hutch trust --list` lists all.")

@@ -105,7 +105,9 @@ def _missing_credentials(
 async def _produced_keys(
     store: Store, owner_id: str, definitions: Sequence[AbilityDefinition]
 ) -> dict[str, str]:
-    """Maps the credentials that the dependencies obtain by logging in to the ids of these logins."""
+    """Maps credentials to the ids of the logins that obtain them. Includes the logins on which the
+    definitions depend.
+    """
     produced: dict[str, str] = {}
     for ability_id in dict.fromkeys(
         each for definition in definitions for each in definition.dependency_order
@@ -200,7 +202,7 @@ def show_ability(user: str, ability_id: str, *, as_json: bool) -> int:
             [
                 (name, _format_value(value))
                 for name, value in ability.items()
-                # Names in camel case duplicate other fields for the public client.
+                # Leave out names in camel case. They are copies of other fields, for the public client.
                 if name.islower() and value not in (None, [], {}, "")
             ]
         )
@@ -375,7 +377,7 @@ _MAX_BODY_CHARS = 2_000
 
 
 def _remedies(user: str, ability_id: str, version: int | None, body: Mapping[str, Any]) -> Iterator[str]:
-    """Yields commands that help after an error."""
+    """Yields hints with commands that help after an error."""
     match body["errorCode"]:
         case "NOT_FOUND" if version is not None:
             yield f"`hutch ability versions --user {user} {ability_id}` lists its versions"

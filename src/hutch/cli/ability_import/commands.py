@@ -78,7 +78,7 @@ def _first_run(abilities: Sequence[ImportedAbility]) -> str:
     command = ["hutch", "ability", "run", "--user", "NAME", ability.ability_id]
     if params := example_params(ability.definition):
         command += ["--params", json.dumps(params, ensure_ascii=False)]
-    # Requests over http are refused unless the address is allowed.
+    # Abilities may use http only for addresses that are allowed, so allow this one.
     if ability.http_address is not None:
         command += ["--egress-allow", ability.http_address]
     return shlex.join(command)

@@ -19,7 +19,7 @@ from hutch.cli.ability_import.recorded import (
 from hutch.errors import InvalidInput
 
 _OPTION = "--curl"
-# Options of curl that change nothing in the request that an ability makes.
+# Options of curl that are ignored, because they do not change the request that an ability makes.
 _IGNORED_FLAGS = frozenset(
     [
         "-s",
@@ -134,7 +134,7 @@ _WITH_VALUE = _DATA.union(
 
 
 def _separate_values(words: Iterator[str]) -> Iterator[str]:
-    """Yields `option NUL value` for each option that matters, and `NUL value` for a URL."""
+    """Yields `option NUL value` for each option that is not ignored, and `NUL value` for a URL."""
     for word in words:
         option, value = word, None
         if word.startswith("--") and "=" in word:

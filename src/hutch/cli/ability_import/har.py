@@ -30,10 +30,10 @@ from hutch.text import cut
 MAX_HAR_BYTES = 64 * 1024 * 1024
 MAX_ENTRIES = 20_000
 _OPTION = "--har"
-# Path segments that are ids, which differ from one call to the next.
+# Path segments that are ids. They differ from one call to the next, so they become parameters.
 _ID = re.compile(r"[0-9]+|[0-9a-f]{16,}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.I)
-# Headers that describe the browser and the page, not the request to the API. The URL in `Referer` may
-# contain secrets.
+# Headers that are left out, because they describe the browser and the page, not the request to the API. The
+# URL in `Referer` may contain secrets.
 _BROWSER_HEADERS = re.compile(
     r":.*|sec-.*|if-.*|accept-language|cache-control|dnt|origin|pragma|priority|range|referer|te"
     r"|upgrade-insecure-requests|user-agent",

@@ -28,7 +28,7 @@ class NeededCredential(msgspec.Struct, frozen=True):
     key: str
     kind: str
     hint: str = ""
-    """Explains what the user has to enter, if the name does not."""
+    """Tells the user what to enter. Empty if the name of the credential says it."""
 
 
 def credential_kinds(credentials: Iterable[NeededCredential]) -> dict[str, dict[str, str]]:
@@ -80,15 +80,15 @@ def js(value: Any) -> str:
 def decode_json(option: str, text: str) -> Any:
     """Decodes a document. Raises InvalidInput."""
     try:
-        # Documents of large APIs have more values than requests may have.
+        # Allow more values than in a request, because documents of large APIs have more.
         return without_surrogates(decode_value(text.encode(), _MAX_VALUES), text)
     except (NotJsonSafe, UnicodeEncodeError) as error:
         raise InvalidInput(option, f"expected JSON: {error}.") from None
 
 
 def without_surrogates(value: Any, text: str) -> Any:
-    """Replaces lone surrogates, which cannot be encoded in UTF-8. `text` is the document, which can contain
-    them only as escapes.
+    """Replaces lone surrogates, which cannot be encoded in UTF-8. `text` is the document as text, in which
+    lone surrogates can only be written as escapes.
     """
     return well_formed_value(value) if _SURROGATE.search(text) else value
 
@@ -104,7 +104,9 @@ _EXAMPLES: dict[str, Any] = {
 
 
 def example_params(definition: dict[str, Any]) -> dict[str, Any]:
-    """Returns parameters for a first run: a value of the right type for each required parameter."""
+    """Returns parameters for a first run: for each required parameter its default, its first enum value, or
+    an example of its type.
+    """
     schema = definition["input_schema"]
     examples: dict[str, Any] = {}
     for name in schema.get("required", ()):

@@ -41,7 +41,8 @@ _MAX_DESCRIPTION_CHARS = 2_000
 _TEMPLATE = re.compile(r"\{([^{}]*)\}")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}\Z")
 _MEDIA_TYPE = re.compile(r"[A-Za-z0-9.+-]{1,60}/[A-Za-z0-9.+-]{1,60}\Z")
-# Characters that are not percent-encoded in a path. Others would end the path, or are not allowed in URLs.
+# Characters that are not percent-encoded in a path. All others are encoded, because they would end the path
+# or are not allowed in URLs.
 _PATH_CHARS = "/%:@!$&'()*+,;=~"
 # OpenAPI says to ignore header parameters with these names.
 _IGNORED_HEADERS = frozenset(("accept", "content-type", "authorization"))
@@ -53,7 +54,7 @@ class _Operation(msgspec.Struct, frozen=True):
     method: str
     path: str
     item: dict[str, Any]
-    """The path item, which contains the parameters and servers of all its operations."""
+    """Path item of the document. It has the parameters and servers that all its operations share."""
     operation: dict[str, Any]
 
     @property

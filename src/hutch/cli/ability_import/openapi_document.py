@@ -130,7 +130,7 @@ def _download(url: str) -> bytes:
 
 
 def _fetch(url: str) -> bytes | Exception:
-    """Downloads a document. Returns the error if that fails. Reads at most one byte more than the maximum
+    """Downloads a document. If that fails, returns the error. Reads at most one byte more than the maximum
     size, so that the caller can detect a document that is too large.
     """
     from http.client import HTTPException, HTTPMessage
@@ -138,8 +138,8 @@ def _fetch(url: str) -> bytes | Exception:
     from urllib.request import HTTPRedirectHandler, Request, build_opener
 
     class OwnRedirects(HTTPRedirectHandler):
-        """Refuses redirects to other servers, because the user may have access to servers to which the first
-        server has no access.
+        """Refuses redirects to other servers, because the redirecting server could lead the user to a server
+        that only the user can reach.
         """
 
         def redirect_request(
@@ -171,7 +171,7 @@ def _bounded(raw: bytes) -> bytes:
 
 # --- schemas ---
 
-# Keywords whose value is copied, by the type of the value.
+# Keywords that are copied if their value has this type.
 _COPIED: dict[str, type | tuple[type, ...]] = {
     "type": (str, list),
     "enum": list,
@@ -195,8 +195,8 @@ _SUBSCHEMA_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 
 
 class SchemaConverter:
-    """Converts the schemas of one operation. Schemas to which they refer are not inlined, but become `$defs`,
-    so that circular references are possible.
+    """Converts the schemas of one operation. A schema to which another one refers is not inlined but becomes
+    an entry of `$defs`, so that circular references are possible.
     """
 
     def __init__(self, document: OpenApiDocument) -> None:

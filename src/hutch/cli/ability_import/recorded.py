@@ -47,14 +47,14 @@ class RecordedRequest(msgspec.Struct):
 
 
 class PathParameter(msgspec.Struct, frozen=True):
-    """A segment of a path that callers set."""
+    """A path segment that is a parameter of the ability."""
 
     name: str
 
 
 class _Sample(msgspec.Struct):
-    """A parameter of a query, or a member of a body. Its recorded value becomes the default, unless requests
-    have different values.
+    """A query parameter, or a member of a body. The recorded value becomes the default, unless requests have
+    different values.
     """
 
     type: str | list[str] | None
@@ -197,9 +197,11 @@ class RequestImporter:
         return samples
 
     def _parse_body(self, data: str, headers: dict[str, str]) -> dict[str, _Sample]:
-        """Returns the members of a body. Adds a missing Content-Type: JSON if the body is a JSON object,
-        otherwise that of a form, as curl does. In a form, the JSON object would become the name of a field,
-        and its secrets with it.
+        """Returns the members of a body.
+
+        If there is no Content-Type, adds one: JSON if the body is a JSON object, otherwise that of a form, as
+        curl does. If a JSON object were read as a form, the whole text, with its secrets, would become the
+        name of a field.
         """
         given = next((value for name, value in headers.items() if name.lower() == "content-type"), None)
         try:
@@ -220,7 +222,8 @@ def looks_secret(value: object) -> bool:
     """Returns True for texts that look like a token: long, without spaces, with letters and digits."""
     if not isinstance(value, str):
         return False
-    # Splitting into words and using one simple pattern per condition takes linear time for any text.
+    # Split the text into words and use one simple pattern per condition, because this takes linear time for
+    # any text.
     words = (word for word in value.split() if _TOKEN.search(word))
     return _AUTHORIZATION.search(value) is not None or any(
         _DIGIT.search(word) and _LETTER.search(word) for word in words

@@ -1,4 +1,6 @@
-"""JavaScript of imported abilities. Texts of imported documents reach it only as JSON literals."""
+"""JavaScript of imported abilities. Texts of the imported documents occur in the code only as JSON
+literals.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import msgspec
 
 from hutch.cli.ability_import.models import js
 
-# Refuses values such as `..`, which would change the path that the ability requests.
+# `segment` refuses values such as `..`, because they would change the path that the ability requests.
 PATH_SEGMENT = """\
 function segment(value) {
   const text = [value].flat().map((item) => encodeURIComponent(item)).join(",");
@@ -34,8 +36,8 @@ function addQuery(query, name, value, style) {
 
 """
 QueryStyle = Literal["repeat", ",", " ", "|", "deep", "json"]
-"""Serialization of lists and objects: the separator of a list, `repeat` for one parameter per item, `deep`
-for `name[key]=value`, `json` for JSON text.
+"""How lists and objects are written into a query: the character that separates the items of a list, `repeat`
+for one parameter per item, `deep` for `name[key]=value`, or `json` for JSON text.
 """
 
 

@@ -16,7 +16,7 @@ from hutch.cluster.node import ANNOUNCE_SECONDS, Node
 from hutch.errors import SettingError
 from hutch.settings import Settings, load_settings
 
-# Every machine has announced itself within this time.
+# Time to wait for announcements. Every machine announces itself within this time.
 LISTEN_SECONDS = ANNOUNCE_SECONDS * 2 + 0.5
 
 

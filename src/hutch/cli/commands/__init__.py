@@ -13,7 +13,7 @@ from hutch._version import __version__
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
-# Commands that users look for under another name.
+# Words that users may try as a command, with the commands that they probably look for.
 _OTHER_WORDS = {
     "run": (
         "hutch eval -f FILE         JavaScript or TypeScript in the sandbox",

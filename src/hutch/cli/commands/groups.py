@@ -65,8 +65,8 @@ Examples:
 def remove_group(group: str, users: tuple[str, ...], yes: bool) -> int:
     """Remove users from a group; without users, remove the group.
 
-    They lose access to the abilities that are shared with the group. Asks for confirmation at a terminal
-    before it removes a group.
+    Removed users lose access to the abilities that are shared with the group. Asks for confirmation at a
+    terminal before it removes a group.
     """
     from hutch.cli.vault.groups import remove_group
 

@@ -33,7 +33,8 @@ class Finding(NamedTuple):
 
 
 def check_kinds(nodes: Iterable[FlowNode], folder: Path) -> Iterator[Finding]:
-    """Yields reasons why the built-in runtime would reject a flow with these steps, or why a step would fail.
+    """Yields reasons why the built-in runtime would reject a flow with these steps, or why one of the steps
+    would fail.
 
     File names in steps are relative to `folder`.
     """
@@ -50,7 +51,8 @@ def _check_nodes(
             close = suggester.closest(node.kind, registry.names())
             hint = f"; did you mean {close}?" if close else ""
             message = f"the built-in runtime has no kind {describe_value(node.kind)}{hint}"
-            # Report an error only for a probable misspelling. Other kinds may belong to another runtime.
+            # Report an error only if the kind is probably misspelled, because other kinds may belong to
+            # another runtime.
             yield Finding(Problem(f"{node.path}.type", message), is_error=close is not None)
             continue
         try:
@@ -102,7 +104,7 @@ def _check_file(path: str, name: object, folder: Path) -> Iterator[Finding]:
 
 
 def literal_references(nodes: Iterable[FlowNode]) -> Iterator[Problem]:
-    """Yields a problem for each text with a reference that will not be replaced by its value."""
+    """Yields a problem for each text with a reference that the runtime will not replace."""
     for node in nodes:
         for place, text in interpolated_texts(node.kind, node.with_, (*node.json_path, "with")):
             if not node.is_item and (item := misplaced_item(text)) is not None:

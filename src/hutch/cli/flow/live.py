@@ -143,7 +143,7 @@ class _LiveRun:
 
 
 def next_step_hint(outcome: RunOutcome, options: RunOptions) -> str | None:
-    """Returns one line with a command or option that helps, or None."""
+    """Returns one line with a command or option that helps after this outcome, or None."""
     if outcome.status == "completed":
         return None
     error = outcome.error or {}
@@ -159,7 +159,8 @@ def next_step_hint(outcome: RunOutcome, options: RunOptions) -> str | None:
         return f"`hutch flow logs {outcome.run_id} --follow` shows its progress"
     if "egress_allow" in str(error.get("message")):
         return "--egress-allow HOST:PORT allows this address for one run"
-    # A resumed run uses the same flow and options, so any other error would occur again.
+    # Suggest to resume the run only after these errors. A resumed run uses the same flow and options, so any
+    # other error would occur again.
     lost_runtime = error.get("code", 0) >= 3000 and data.get("cause") not in _PERMANENT_CAUSES
     if outcome.cancelled or data.get("retriable") or lost_runtime:
         return f"`hutch flow resume {outcome.run_id}` resumes it"

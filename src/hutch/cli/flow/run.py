@@ -93,7 +93,7 @@ def run(arguments: FlowRunArguments) -> int:
     code = run_live(flow, inputs, choice, options, process, as_json=arguments.json)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Everything is closed. Finalizing the interpreter would take as long as a short run.
+    # Everything is closed, so skip finalizing the interpreter, which would take as long as a short run.
     os._exit(code)
 
 
@@ -138,15 +138,15 @@ def _load_given_flow(arguments: FlowRunArguments) -> tuple[Flow, Path, dict[str,
         )
     except InvalidFlow as error:
         wire = rep_error(error.rep_code, error.message, details=error.details)
-        # Suggest the validation, because a run does not check the parameters of a flow that has other
-        # problems.
+        # Suggest to validate the flow. A run stops at problems of the flow itself, and does not check the
+        # parameters of its steps.
         remedy = "" if arguments.file is None else f"`hutch flow validate {arguments.file}` checks everything"
         raise RunRejected(EXIT_INVALID_FLOW, wire, remedy) from None
 
 
 def referenced_flows(flow: Flow, manifest: FlowManifest) -> dict[str, Any]:
-    """Collects the flows of the manifest that `flow.run` steps name, in the flow and in its subflows. Raises
-    InvalidFlow.
+    """Collects the flows of the manifest that are named by `flow.run` steps of the flow, or of its subflows.
+    Raises InvalidFlow.
     """
     documents: dict[str, Any] = {}
     pending = [flow]

@@ -265,8 +265,8 @@ async def _find_run(store: Store, run_id: str) -> FlowRunRow:
 
 
 async def _find_held_run(store: Store, run_id: str) -> FlowRunHead:
-    """Returns a run. Raises InvalidInput if no process executes it, because only that process would read a
-    request.
+    """Returns a run. Raises InvalidInput if no process executes it, because no process would then read a
+    request to it.
     """
     run = await _find_run(store, run_id)
     if run.is_over:

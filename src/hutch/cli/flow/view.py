@@ -22,8 +22,8 @@ FINISHED_STATES: tuple[StepState, ...] = ("succeeded", "failed", "skipped")
 
 TICK_SECONDS = 0.1
 _DRAW_SECONDS = 0.05
-# Maximum number of bytes that are shown of the runtime's stderr. Smaller than the buffer of a pipe, so that
-# writing does not block if nothing reads the stderr of this process.
+# Maximum number of bytes that are shown of the runtime's stderr. It is smaller than the buffer of a pipe, so
+# writing them does not block if nothing reads the stderr of this process.
 MAX_STDERR_BYTES = 48 * 1024
 _BAR_WIDTH = 20
 _LEVELS = {"warning": "warning: ", "error": "error: "}
@@ -48,7 +48,7 @@ _COLOR_CODES: dict[StepState, str] = {
     "failed": "31",
     "skipped": "2",
 }
-# Order in which steps are shown if there is not enough space for all of them.
+# If there is not enough space for all steps, steps in earlier states of this list are shown first.
 _DISPLAY_PRIORITY: tuple[StepState, ...] = ("failed", "running", "waiting", "succeeded", "skipped")
 _BREAKS_TO_SPACES = str.maketrans("\t\n\r", "   ")
 
@@ -88,7 +88,7 @@ class FlowView:
         if event["type"] == "log":
             level = event.get("level")
             if level == "debug":
-                # Drop debug messages, because only `hutch flow logs` and --json show them.
+                # Drop debug messages. `hutch flow logs` and --json show them.
                 return
             text = f"{_LEVELS.get(level, '') if isinstance(level, str) else ''}{text}"
             self.print_message(f"{step_id}: {text}" if isinstance(step_id, str) else text)

@@ -204,11 +204,13 @@ class LogPrinter:
         print_log(line)
 
     def partial(self, json: bytes) -> None:
-        """Does nothing, because the final output contains all partial values."""
+        """Does nothing, because the final output, which is printed at the end, contains all partial
+        values.
+        """
 
 
 def _print_outcome(outcome: ToolOutcome, printer: LogPrinter) -> int:
-    # Print lines that were not streamed. If the tool's process was killed, the last lines are only in the
+    # Print the lines that were not streamed: if the tool's process was killed, the last lines are only in the
     # outcome.
     for line in outcome.logs[printer.printed_lines :]:
         printer.log(line)

@@ -23,8 +23,8 @@ from hutch.streams.lines import LineSplitter
 from hutch.telemetry.tracer import open_tracer
 from hutch.text import LINE, now_rfc3339, printable
 
-# Timeouts after EOF on stdin: for steps to end, then for output to be written. After FORCE_EXIT_SECONDS in
-# total, the process exits in any case.
+# Timeouts after EOF on stdin: first for steps to end, then for output to be written. The process exits
+# FORCE_EXIT_SECONDS after EOF in any case.
 CLOSE_SECONDS = 0.6
 WRITE_SECONDS = 0.1
 FORCE_EXIT_SECONDS = 0.85
@@ -38,7 +38,7 @@ def serve_runs(
     answered. The trusted files of the folder `project` are used.
     """
     code = event_loop.run_async(_serve(read, write, lines, waiting, project))
-    # Everything is closed. Finalizing the interpreter would take longer than a short run.
+    # Everything is closed, so skip finalizing the interpreter, which would take longer than a short run.
     sys.stderr.flush()
     os._exit(code)
 

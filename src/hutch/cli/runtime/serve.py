@@ -19,7 +19,7 @@ from hutch.streams.stdio import take_stdio
 
 # Time after the end of stdin at which the process exits even if steps are still running.
 EXIT_SECONDS = 0.9
-# Written without the console module, because the time until the first response counts.
+# Written as bytes, without the console module, because the time until the first response counts.
 _AT_TERMINAL = (
     b"hutch: `hutch runtime serve` runs flows for another program, and waits for its JSON-RPC requests on "
     b"stdin, one line each. To run a flow yourself, use `hutch flow run`. Press Ctrl-D or "
@@ -33,11 +33,11 @@ def serve_runtime(project: Path | None = None) -> int:
     if os.isatty(read):
         os.write(2, _AT_TERMINAL)
     else:
-        # Ctrl-C is meant for the orchestrator, which then cancels the runs. A handler is used because child
-        # processes would inherit SIG_IGN.
+        # Ignore Ctrl-C here: it is meant for the orchestrator, which then cancels the runs. Use a handler,
+        # because child processes would inherit SIG_IGN.
         signal.signal(signal.SIGINT, lambda *_: None)
     threading.Thread(target=_exit_after_stdin, args=(read,), daemon=True, name="end").start()
-    # One byte more than the limit, to detect a line that is too long.
+    # Keep one byte more than the limit, to detect a line that is too long.
     lines = LineSplitter(jsonrpc.MAX_LINE_BYTES + 1, truncate=True)
     waiting = handshake.serve_handshake(read, write, os.environ, lines)
     if waiting is None:

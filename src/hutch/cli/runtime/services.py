@@ -44,13 +44,13 @@ class ProcessServices:
         return self._http_client
 
     async def for_steps(self, egress_allow: tuple[str, ...]) -> StepServices:
-        """Returns the services for a run. Runs with the same egress rules share one `App`. A failed start is
-        tried again.
+        """Returns the services for a run. Runs with the same egress rules share one `App`. If the `App` could
+        not be started for an earlier run, tries again.
         """
         creating = self._apps.get(egress_allow)
         if creating is None or (creating.done() and (creating.cancelled() or creating.exception())):
             creating = self._apps[egress_allow] = asyncio.create_task(self._create(egress_allow))
-        # Shielded, because other steps may wait for the same task.
+        # Shield the task, because other runs may wait for it.
         return _step_services(await asyncio.shield(creating))
 
     async def _create(self, egress_allow: tuple[str, ...]) -> App:

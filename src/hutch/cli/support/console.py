@@ -27,7 +27,7 @@ from hutch.errors import (
 )
 from hutch.text import LINE, PROSE, cut, printable
 
-# Characters in UTF-8 that JSON leaves unescaped but a terminal interprets: DEL, C1 controls, line and
+# Characters, as UTF-8, that JSON leaves unescaped but a terminal interprets: DEL, C1 controls, line and
 # paragraph separators, direction marks, overrides and isolates.
 _CONTROL = re.compile(rb"\x7f|\xc2[\x80-\x9f]|\xd8\x9c|\xe2\x80[\x8e\x8f\xa8-\xae]|\xe2\x81[\xa6-\xa9]")
 
@@ -184,8 +184,8 @@ class GuestOutput:
             try:
                 data = data[os.write(self._descriptor, data) :]
             except BlockingIOError:
-                # Wait until the descriptor is writable. It can be non-blocking, because another process that
-                # shares the open file may have set O_NONBLOCK.
+                # Wait until the descriptor is writable. It may be non-blocking although this process did not
+                # ask for that: another process that shares the open file can set O_NONBLOCK.
                 select.select([], [self._descriptor], [])
 
     def _is_terminal(self) -> bool:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ONE_SHOT_SETTINGS = {"quickjs_warm": 0, "deno_warm": 0, "max_spares": 0}
-"""Keeps no runners ready, because no other execution follows."""
+"""Settings for a process that makes only one execution, so no runners are kept ready for others."""
 
 
 def end_startup() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Packages that only an extra installs, by their top-level module.
+# Packages that are installed only with an extra: their top-level modules, with the extra.
 _EXTRAS = {
     "httpx2": "mcp",
     "mcp": "mcp",

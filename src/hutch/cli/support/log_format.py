@@ -11,8 +11,8 @@ class PrintableFormatter(logging.Formatter):
     """Formats a record as one line, followed by the traceback if there is one."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        # Escape line breaks too. A message may quote servers, packages and guests, which could forge another
-        # record.
+        # Escape line breaks too, because a message may quote a server, a package or a guest that tries to
+        # forge another record.
         return printable(super().formatMessage(record), keep=LINE)
 
     def formatException(self, ei: object) -> str:
@@ -20,14 +20,17 @@ class PrintableFormatter(logging.Formatter):
 
 
 class SettingWarningsOnce(logging.Filter):
-    """Drops repeated warnings about settings: a command may load the settings several times."""
+    """Drops warnings about settings that were already logged, because a command may load the settings several
+    times.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._printed: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        # Recognise the module by its path, because importing it here would make every start slower.
+        # Recognise the warnings by the path of their module, because importing the module here would make
+        # every start slower.
         if not record.pathname.endswith("hutch/settings/load.py"):
             return True
         message = record.getMessage()

@@ -81,8 +81,8 @@ def files_in_current_folder(settings: Settings) -> list[Path]:
 
 
 def project_runtime(start: Path) -> ProjectRuntime | None:
-    """Returns the runtime of the project that contains `start`, unless it is a program that the user does not
-    trust. Raises ConfigError if a trusted file is invalid.
+    """Returns the runtime of the project that contains `start`. Returns None if there is none, or if it is a
+    program that the user does not trust. Raises ConfigError if a trusted file is invalid.
     """
     from hutch.protocols.rep.ir.source import project
 

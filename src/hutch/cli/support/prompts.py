@@ -78,7 +78,7 @@ class TerminalPrompt:
         """Returns the queue of typed lines, and drops lines that were typed before the question was shown."""
         if self._lines is None:
             self._lines = asyncio.Queue()
-            # A daemon thread, so that an unanswered question does not keep the process alive.
+            # Read stdin in a daemon thread, so that an unanswered question does not keep the process alive.
             loop = asyncio.get_running_loop()
             threading.Thread(target=_read_stdin, args=(loop, self._lines), daemon=True).start()
         with contextlib.suppress(termios.error):
@@ -89,7 +89,7 @@ class TerminalPrompt:
 
 
 def _read_stdin(loop: asyncio.AbstractEventLoop, lines: asyncio.Queue[str]) -> None:
-    # Ignore the line if the event loop was closed before it was typed.
+    # This raises RuntimeError if the event loop was closed before the line was typed. Ignore the line then.
     with contextlib.suppress(RuntimeError):
         while line := sys.stdin.readline():
             loop.call_soon_threadsafe(lines.put_nowait, line)

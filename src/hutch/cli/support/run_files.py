@@ -38,7 +38,8 @@ def save_files(files: Sequence[File], folder: Path, *, force: bool) -> bool:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if force:
-                # Removed instead of overwritten, because it may be a link to a file in another folder.
+                # Remove the file instead of overwriting it, because it may be a link to a file in another
+                # folder.
                 path.unlink(missing_ok=True)
             with path.open("xb") as saved:
                 saved.write(file.data)

@@ -20,7 +20,7 @@ class ShutdownSignals:
         self.second = asyncio.Event()
         numbers = [signal.SIGTERM, signal.SIGINT]
         self._watching: asyncio.Task[None] | None = None
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` ignores SIGHUP
             numbers.append(signal.SIGHUP)
             self._watching = asyncio.create_task(self._watch_terminal())
         for signal_number in numbers:
@@ -30,10 +30,11 @@ class ShutdownSignals:
         (self.second if self.first.is_set() else self.first).set()
 
     async def _watch_terminal(self) -> None:
-        """Starts draining when the terminal of this process is closed while it runs in the foreground.
+        """Starts draining when the terminal of this process is closed while the process runs in the
+        foreground.
 
-        SIGHUP is not enough: it goes to the session leader only, which may be a program that does not pass it
-        on, such as make.
+        SIGHUP is not enough: it is sent only to the session leader, which may be a program that does not pass
+        the signal on, such as make.
         """
         terminal = next((fd for fd in (0, 1, 2) if os.isatty(fd)), None)
         is_foreground = False

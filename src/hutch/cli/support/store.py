@@ -33,7 +33,9 @@ def with_store(action: Callable[[Store], Awaitable[T]]) -> T:
 
 
 def with_vault(action: Callable[[Vault], Awaitable[T]]) -> T:
-    """Runs `action` with an open vault. Raises VaultError if the master key does not match the store."""
+    """Runs `action` with an open vault. Raises VaultError if the store was encrypted with another master
+    key.
+    """
     from hutch.vault.vault import Vault
 
     async def run(store: Store) -> T:

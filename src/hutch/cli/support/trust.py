@@ -1,7 +1,7 @@
 """Stores which files of which folders the user trusts, by the hash of their content.
 
-A record belongs to the path of a folder as well, because the same configuration in another folder can name
-other programs.
+The path of the folder is part of a record, because the same configuration can name other programs in another
+folder.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ class TrustStore:
         return None if trusted is None else trusted.files.get(name)
 
     def add(self, folder: Path, files: list[ProjectFile]) -> None:
-        """Trusts these files of the folder, and no other file of it. Raises VaultError and InvalidInput."""
+        """Trusts these files of the folder. Other files of the folder are no longer trusted. Raises
+        VaultError and InvalidInput.
+        """
         if not is_storable_text(str(folder)):
             raise InvalidInput("FOLDER", "expected a path in UTF-8.")
         trusted = {file.name: TrustedFile(sha256=file.source.digest, items=file.digests) for file in files}
@@ -125,7 +127,7 @@ def check(folder: Path, name: str, source: ConfigText, home: Path) -> bool:
     try:
         record = TrustStore(home).find(folder, name)
     except HutchError as error:
-        # Trust nothing if the list cannot be read.
+        # If the list of trusted files cannot be read, no file is trusted.
         logger.warning("%s", error)
         record = None
     if is_trusted(record, source):

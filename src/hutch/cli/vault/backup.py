@@ -1,4 +1,6 @@
-"""`hutch backup` and `hutch restore`: the database as one file, and the master key as another."""
+"""`hutch backup` and `hutch restore`: back up and restore the database as one file, and the master keys as
+another.
+"""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ class MasterKeyStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VaultStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """JSON output of `hutch vault status`. Nothing is decrypted to collect it."""
+    """JSON output of `hutch vault status`. Collecting it decrypts nothing."""
 
     source: str
     masters: list[MasterKeyStatus]
@@ -268,7 +268,7 @@ async def _load_vault_status(store: Store) -> VaultStatus:
             f"Data encrypted with {', '.join(missing)} cannot be read: add that key after the current one."
         )
     if not users and not await master_key_check.has_encrypted_data(store) and not tokens:
-        # Nothing is encrypted yet. If there is no master key, adding the first user creates one.
+        # A missing key is no problem if nothing is encrypted yet, because adding the first user creates one.
         problem = None
     states = ["current", *["older"] * len(ids)]
     ids_and_states = [*zip(ids, states, strict=False), *((key_id, "missing") for key_id in missing)]
