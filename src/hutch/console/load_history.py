@@ -16,7 +16,8 @@ from hutch.kernel.metrics import BUCKETS, RunCounters
 from hutch.sandbox.pool.pool import Pool
 
 HISTORY_SECONDS = 600
-# Number of samples over which percentiles are computed. One sample, of one second, may contain few runs.
+# Number of samples over which percentiles are computed. A single sample covers one second, which may contain
+# few runs.
 _WINDOW = 10
 _PAGE_BYTES = 4096
 

@@ -197,7 +197,7 @@ class ConsoleHandlers:
             yield encode_event("sample", msgspec.json.encode([load.samples[-1], load.totals()]))
 
     async def check(self, context: RequestContext) -> Response:
-        """Returns the problems of `{"code"}` for the editor."""
+        """Checks the code in `{"code"}` for the editor, and returns its problems."""
         body = await self._bodies.read_object(context.request)
         code = body.get("code")
         if not isinstance(code, str):

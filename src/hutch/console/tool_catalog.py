@@ -55,7 +55,9 @@ class ToolCatalogHandlers:
         return JSONResponse({"packages": [_package_body(info) for info in installed]})
 
     async def install(self, context: RequestContext) -> Response:
-        """Installs `{"package": "NAME@VERSION"}` and answers when that is done."""
+        """Installs the package that `{"package": "NAME@VERSION"}` names. Responds when the installation has
+        finished.
+        """
         text = (await self._bodies.read_object(context.request)).get("package")
         if not isinstance(text, str):
             raise ApiError("invalid_request", "`package`: expected a name such as ms or ms@2.1.3")

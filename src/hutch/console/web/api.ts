@@ -121,8 +121,8 @@ const MAX_HELD_EVENTS = 1_000;
 
 /**
  * Subscribes to a stream of events. Calls `listen` at most once per animation frame, with all events since
- * the last call. Reconnects until the returned function is called. A hidden page has no frames, so it keeps
- * the newest MAX_HELD_EVENTS events until it is shown again.
+ * the last call. Reconnects until the returned function is called. While the page is hidden, there are no
+ * frames: then the newest MAX_HELD_EVENTS events are kept until the page is shown again.
  */
 export function subscribe(path: string, listen: (events: ServerEvent[]) => void): () => void {
   const controller = new AbortController();

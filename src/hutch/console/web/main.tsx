@@ -8,7 +8,8 @@ import { Layout } from "./ui/layout.tsx";
 import { SignIn } from "./ui/sign_in.tsx";
 import { View } from "./views/views.tsx";
 
-// True once the user has signed in. The view stays after the session ends, so that typed text is not lost.
+// True once the user has signed in. It stays true after the session ends, so that the view stays and typed
+// text is not lost.
 const wasSignedIn = signal(false);
 effect(() => {
   if (session.value?.signedIn) wasSignedIn.value = true;

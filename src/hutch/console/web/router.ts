@@ -38,7 +38,7 @@ export function navigate(path: string[], query: Record<string, string | undefine
   globalThis.location.hash = link(path, query);
 }
 
-/** Changes parameters of the current view without a new entry in the browser's history. */
+/** Changes parameters of the current view without adding an entry to the browser's history. */
 export function setQuery(changes: Record<string, string | undefined>): void {
   const { path, query } = location.value;
   const merged = { ...Object.fromEntries(query), ...changes };

@@ -5,15 +5,15 @@ let isScheduled = false;
 
 /**
  * Calls `draw` in one of the next frames. Each frame makes only one such call. A later call with the same key
- * replaces a waiting one. A hidden page has no frames, so it draws only the last state when it is shown
- * again.
+ * replaces one that is still waiting. While the page is hidden, there are no frames, so only the last call
+ * for each key is made when the page is shown again.
  */
 export function inFrame(key: object, draw: () => void): void {
   waiting.set(key, draw);
   schedule();
 }
 
-/** Drops the call that waits for a frame, if there is one. */
+/** Drops the call with this key that waits for a frame, if there is one. */
 export function cancelFrame(key: object): void {
   waiting.delete(key);
 }

@@ -14,7 +14,9 @@ export interface Schema {
   default?: unknown;
 }
 
-/** Returns the type of a schema other than "null", or undefined if it has several. */
+/**
+ * Returns the only type of a schema, not counting "null". Returns undefined if the schema has several types.
+ */
 function plainType(schema: Schema): string | undefined {
   const types = [schema.type ?? []].flat().filter((type) => type !== "null");
   return types.length === 1 ? types[0] : undefined;

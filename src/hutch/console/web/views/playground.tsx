@@ -33,7 +33,7 @@ function storedDraft(): Draft {
   }
 }
 
-/** The draft survives a reload and an expired session. */
+/** Keeps the draft in the browser's storage, so that it survives a reload and an expired session. */
 function useDraft() {
   const [draft, setDraft] = useState(storedDraft);
   useEffect(() => localStorage.setItem(STORED, JSON.stringify(draft)), [draft]);
@@ -44,7 +44,7 @@ function useDraft() {
 export default function Playground() {
   const { draft, change } = useDraft();
   const [problem, setProblem] = useState("");
-  // Changes when other code is loaded, so that the editor shows that code.
+  // Identifies the loaded code. When it changes, the editor shows that code.
   const [loaded, setLoaded] = useState("");
   const isTouched = useRef(false);
   const tools = useData<ToolName[]>("/tools");
@@ -54,7 +54,7 @@ export default function Playground() {
     setLoaded(`${name} ${Date.now()}`);
   };
   useEffect(() => {
-    // The list of tools may arrive after the user has begun to edit.
+    // Do not replace text of the user: the list of tools may arrive after the user has begun to edit.
     if (draft.code === FIRST.code && !isTouched.current && offered.includes(WITH_TOOLS)) open(WITH_TOOLS);
   }, [tools.data]);
   const source = location.value.query.get("run");

@@ -18,7 +18,7 @@ type Kind = "mcp" | "npm" | "abilities";
 
 interface Item {
   kind: Kind;
-  /** Names the item in the URL. */
+  /** Identifies the item in the URL. */
   id: string;
   title: string;
   description: string;
@@ -197,7 +197,7 @@ function toAbility(entry: any): Ability {
     : entry;
 }
 
-/** Returns whether every word of the search is in the item. */
+/** Returns true if the item contains every word of the search. */
 function matches({ title, description }: Item, text: string): boolean {
   const content = `${title} ${description}`.toLowerCase();
   return text.toLowerCase().split(/\s+/).every((word) => content.includes(word));

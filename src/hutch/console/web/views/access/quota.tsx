@@ -45,8 +45,8 @@ function numberOrText(text: string): number | string {
 }
 
 /**
- * `inherited` has the limits of the settings, for the form of a user. Undefined for the form of a key, which
- * inherits the limits of its user.
+ * `inherited` has the limits of the settings in the form of a user. It is undefined in the form of a key,
+ * because a key inherits the limits of its user.
  */
 export function QuotaForm({ path, quota, inherited, onSaved }: {
   path: string;

@@ -88,12 +88,12 @@ function completeTools(tools: () => ToolName[]) {
 }
 
 /**
- * `code` is the initial text. To replace it later, change `loaded`: if the editor followed `code`, it would undo
- * text that is typed while the page is drawn.
+ * `code` is the initial text. To replace the text later, change `loaded`. The editor does not follow `code`,
+ * because that would undo text that is typed while the page is drawn.
  */
 export function Editor({ code, loaded, onChange, onRun, tools, checks }: {
   code: string;
-  /** Names the code that replaced the initial text last; empty at first. */
+  /** Identifies the code that was loaded last; empty until code replaces the initial text. */
   loaded: string;
   onChange: (code: string) => void;
   onRun: () => void;
@@ -105,7 +105,8 @@ export function Editor({ code, loaded, onChange, onRun, tools, checks }: {
   const editor = useRef<EditorView | undefined>(undefined);
   const current = useRef({ onChange, onRun, tools });
   current.current = { onChange, onRun, tools };
-  // Layout effects, because ordinary ones run up to 100 ms later and would replace what was typed meanwhile.
+  // Use layout effects, because ordinary effects run up to 100 ms later and would replace what was typed
+  // meanwhile.
   useLayoutEffect(() => {
     const run = { key: "Mod-Enter", run: () => (current.current.onRun(), true) };
     editor.current = new EditorView({
@@ -139,7 +140,7 @@ export function Editor({ code, loaded, onChange, onRun, tools, checks }: {
     if (!loaded) return;
     view.dispatch({
       changes: { from: 0, to: view.state.doc.length, insert: code },
-      // One undo brings back the replaced code.
+      // Makes a single undo bring back the replaced code.
       annotations: isolateHistory.of("full"),
     });
   }, [loaded]);

@@ -21,7 +21,8 @@ export function Details({ run, span }: { run: RunDetail; span?: Span }) {
     { id: "limits", label: "Limits" },
   ];
   useEffect(() => {
-    // Show the code tab if the selected bar has a line in it, because the tab shows the bar below that line.
+    // If the selected bar belongs to a line of the code, show the code tab, which shows the bar's data below
+    // that line.
     if (isPart && !(span.line && hasCode)) setTab("data");
     else if (isPart) setTab("code");
   }, [span?.id]);

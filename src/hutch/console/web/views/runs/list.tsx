@@ -190,7 +190,7 @@ function Rows({ runs, selected, toggle, selectAll, more, hasMore, onTop }: {
           <tr style={{ height: first * ROW_PX }} aria-hidden="true" />
           {shown.map((run, index) => (
             // The key is the position, so that rows are reused. On a busy server, each refresh shows only new
-            // runs.
+            // runs, so with ids as keys all rows would be created again.
             <tr key={first + index} class={selected.has(run.run_id) ? "row row-selected" : "row"}>
               <td>
                 <input

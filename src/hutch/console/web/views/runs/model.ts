@@ -88,7 +88,7 @@ export interface RunFile {
 export interface RunDetail extends RunBase {
   code_hash?: string;
   trace_id?: string | null;
-  /** Number of the turn, if the run was one of a session. */
+  /** Number of the turn, if the run was a turn of a session. */
   turn?: number;
   limits?: Record<string, number>;
   retries?: number;

@@ -7,10 +7,7 @@ import { Badge, Button, Card, ErrorNote, Field } from "../../ui/basics.tsx";
 import { pending, PendingApprovals } from "../approvals.tsx";
 import type { PendingCall, RunDetail } from "./model.ts";
 
-/**
- * Protocols of runs that are started by a program. Only that program can continue them, because it has their
- * tools.
- */
+/** Protocols of runs that a program started with its own tools. Only that program can continue such a run. */
 const PROGRAMS = ["python", "cli"];
 
 export function Waiting({ run, onChange }: { run: RunDetail; onChange: () => void }) {
@@ -49,7 +46,7 @@ function Title({ call, text }: { call: PendingCall; text: string }) {
   );
 }
 
-/** Time within which a run normally continues after the last decision or result. */
+/** Time within which a run normally continues after its last decision or result has arrived. */
 const CONTINUES_MS = 4_000;
 
 function ContinueCard({ run, onChange }: { run: RunDetail; onChange: () => void }) {
