@@ -32,11 +32,11 @@ class Target:
 
     @property
     def secret(self) -> str | None:
-        """Secret that is replaced by asterisks in the report, or None."""
+        """Secret that is replaced by asterisks in the report. None if there is none."""
         return None
 
     async def recover(self) -> None:
-        """Restores a usable state. Called after a failed check."""
+        """Restores a usable state. This is called after a failed check."""
 
 
 TargetT = TypeVar("TargetT", bound=Target)

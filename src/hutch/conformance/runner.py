@@ -62,8 +62,8 @@ def finding(
     detail: str,
     is_missing: bool = False,
 ) -> Finding:
-    """Builds a finding. Replaces the secret and control characters in `detail`, which may quote the
-    target.
+    """Builds a finding. `detail` may quote the target, so the secret and control characters in it are
+    replaced.
     """
     if target.secret:
         detail = detail.replace(target.secret, "***")

@@ -68,7 +68,9 @@ async def refuses_dangling_edges(target: RuntimeTarget) -> None:
 
 
 def _supported_kind(target: RuntimeTarget) -> str:
-    """Returns a step kind that the runtime supports, so that only the graph is invalid."""
+    """Returns a step kind that the runtime supports, so that the runtime can refuse the flow only because of
+    its graph.
+    """
     kind: str = target.completing_flow()["graph"]["nodes"][0]["type"]
     return kind
 

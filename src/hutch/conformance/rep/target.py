@@ -27,8 +27,8 @@ RESPONSE_SECONDS = 10.0
 
 
 class SampleFlows(NamedTuple):
-    """Flows for the runtime: one that completes, one that fails and one that takes long. None stands for a
-    default.
+    """Flows for the runtime: one that completes, one that fails and one that takes long. Where a flow is
+    None, a default flow is used.
     """
 
     completing: dict[str, Any] | None = None
@@ -128,7 +128,7 @@ class RuntimeConnection:
         await self.result("Capabilities")
 
     async def exits_after_input(self, seconds: float) -> bool:
-        """Closes the runtime's stdin. Returns True if the runtime exits within the given time."""
+        """Closes the runtime's stdin. Returns True if the runtime exits within this time."""
         self._transport.end_input()
         return await self._transport.wait_exit(seconds)
 
@@ -173,7 +173,7 @@ class RuntimeTarget(Target):
             await connection.close()
 
     async def recover(self) -> None:
-        """Discards the shared connection, because requests and responses may not match any more."""
+        """Discards the shared connection, because its requests and responses may no longer match."""
         await self.disconnect()
 
     # --- flows ---

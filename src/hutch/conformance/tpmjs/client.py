@@ -45,11 +45,11 @@ class ExecutorClient:
                 # Use the proxies and certificate authorities of the environment, except for loopback
                 # addresses.
                 trust_env=not _is_loopback(url.host),
-                # Loaded only for https, because reading the certificate authorities takes 50 ms.
+                # Load the certificate authorities only for https, because that takes 50 ms.
                 verify=url.scheme == "https",
                 timeout=None,
-                # No connection is reused, because a server may close an idle connection at any time, which is
-                # not a fault.
+                # Do not reuse connections: a server may close an idle connection at any time, and a check
+                # must not fail because of that.
                 limits=httpx2.Limits(max_keepalive_connections=0),
                 headers={"Accept-Encoding": "identity", "User-Agent": "hutch-check"},
             )
@@ -179,7 +179,7 @@ def _describe_error(error: httpx2.HTTPError | httpx2.InvalidURL) -> str:
 
 
 def _cause(error: BaseException) -> str:
-    """Returns the operating system's error message, which the library hides."""
+    """Returns the operating system's message for an error, because the library's message lacks it."""
     current: BaseException | None = error
     message = str(error)
     while current is not None:
@@ -197,8 +197,8 @@ async def upload(
     """Sends a body that the server may refuse before it is complete, and reads the response. Raises
     NoResponse.
 
-    If a server refuses early and closes, the connection is reset while httpx2 still writes, and httpx2 loses
-    the response. This function reads the response even after sending has failed.
+    If a server refuses early and closes the connection, httpx2 is still writing. Then it gets an error and
+    loses the response. This function reads the response even if sending has failed.
     """
     return await asyncio.to_thread(_upload, client, path, body, seconds, chunked)
 

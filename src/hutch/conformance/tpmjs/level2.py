@@ -152,7 +152,7 @@ async def _timeout(target: ExecutorTarget) -> str:
         raise NotTested("needs a tool that runs too long: --slow-tool PACKAGE@VERSION#NAME")
     declared = await target.limit("maxExecutionTimeMs")
     limit = (declared or EXECUTION_MS) / 1000
-    # Measure the loading of the package with a request for an unknown tool, which takes only this time.
+    # Measure how long loading the package takes: a request for an unknown tool takes only this time.
     loading = (await target.execute(target.slow_tool.request(name=UNKNOWN))).seconds
     max_seconds = limit + target.timeouts.installation
     async with target.progress.waiting("Waiting for the slow tool's timeout", max_seconds):

@@ -102,7 +102,9 @@ async def _batch(target: ExecutorTarget) -> None:
 
 
 async def _callbacks(target: ExecutorTarget) -> None:
-    """Sends an empty body, which must be refused, and a call, whose status must be readable until its end."""
+    """Checks that an empty body is refused, and that the status of a call can be read until the call has
+    ended.
+    """
     offered = await target.capability("supportsCallbacks") is True
     response = await target.execute({}, "/execute-async")
     if not offered and response.status in (404, 405):

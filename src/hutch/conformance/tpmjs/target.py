@@ -23,7 +23,8 @@ EXECUTE = "/execute-tool"
 UNKNOWN = f"hutch-check-{uuid.uuid4().hex}"
 
 LOAD_CLIENTS = 8
-# Number of requests that each client sends. After LOAD_SECONDS, clients of a slow executor stop earlier.
+# Number of requests that each client sends. If the executor is slow, a client stops earlier, after
+# LOAD_SECONDS.
 LOAD_ROUNDS = 5
 LOAD_SECONDS = 5.0
 # Pause between requests to /health, and the minimum number of these requests.
@@ -111,7 +112,8 @@ class ExecutorTarget(Target):
     async def _get_open(self, path: str) -> ExecutorResponse:
         """Requests a route without the key. After a 401, repeats the request with the key.
 
-        The specification requires the key for every route, but its test suite expects this route to be open.
+        The specification requires the key for every route, but its test suite expects these routes to need
+        none.
         """
         response = await self.get(path)
         if response.status == 401 and self.client.key is not None:
@@ -157,8 +159,8 @@ class ExecutorTarget(Target):
             raise NotTested(f"the executor requires a key: {reason}")
 
     async def _valid_or_not_tested(self) -> ExecutorResponse:
-        """Returns the response to the valid request. Raises NotTested if there was no response, so that no
-        other execution is tried.
+        """Returns the response to the valid request. If there was none, raises NotTested, so that no other
+        execution is tried.
         """
         try:
             return await self.valid()

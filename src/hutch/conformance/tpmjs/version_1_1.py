@@ -58,7 +58,9 @@ async def _description(target: ExecutorTarget) -> JsonObject:
 
 
 async def _health_check(target: ExecutorTarget) -> str:
-    """Runs even if the valid request failed, because the parameters of that request may not suit the tool."""
+    """Runs the health check even if the valid request failed, because the parameters of that request may not
+    suit the tool.
+    """
     described = await _description(target)
     return await run_health_check(target, described["tool"], _HEADER)
 
