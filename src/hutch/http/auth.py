@@ -299,7 +299,7 @@ def is_script(connection: HTTPConnection) -> bool:
     return RUN_HEADER in connection.headers
 
 
-# Enough for a name of 253 characters, its final dot, and a port.
+# Maximum length of a Host header: enough for a name of 253 characters, its final dot, and a port.
 MAX_HOST_CHARS = 260
 _HOST = re.compile(
     r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)\.?)"

@@ -106,8 +106,9 @@ class BrowserSessions:
     def api_key(self, connection: HTTPConnection) -> str:
         """Returns the API key for which the session of a request stands, or an empty string.
 
-        A request that may change something must also send the session's CSRF token. WebSockets are opened by
-        GET and cannot send it; they are protected by the check of `Origin` and by the cookie's SameSite.
+        A request that may change something must also send the CSRF token of the session. WebSockets are
+        opened by GET and cannot send the token. The check of `Origin` and the SameSite attribute of the
+        cookie protect them.
         """
         session = self.find(connection)
         if session is None:

@@ -87,8 +87,8 @@ class ConcurrencyLimit:
 
 
 class CallRateLimit:
-    """Limits the calls of each caller with a token bucket that holds the calls of one minute: by default the
-    tool calls (setting `rate_limit`).
+    """Limits the calls of each caller with a token bucket that holds the calls of one minute. By default, the
+    calls are tool calls, and their number is the setting `rate_limit`.
     """
 
     def __init__(

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 # header. The header is trusted because the same request carries the operator's key.
 RUN_HEADER = "x-hutch-run"
 MAX_TEXT_CHARS = 1_000
-# Higher than the limit for messages of guests, because a table of 100 000 rows is a reasonable parameter of a
-# tool.
+# Maximum number of values in a body. It is higher than the limit for messages of guests, because a table of
+# 100 000 rows is a reasonable parameter of a tool.
 MAX_BODY_VALUES = 1_000_000
 # Query parameters with more digits are refused.
 _MAX_DIGITS = 18
@@ -57,7 +57,7 @@ class JsonBodyReader:
             raise ApiError("invalid_request", "body: expected a JSON object, got nothing")
         if len(body) <= LARGE_TEXT_BYTES:
             return _as_object(await _decode(body, self._max_values))
-        # One large body at a time, because a decoded body takes several times its size.
+        # Decode only one large body at a time, because a decoded body takes several times its size.
         async with self._large_body:
             return _as_object(await _decode(body, self._max_values))
 
@@ -136,7 +136,7 @@ async def _decode(body: bytes, max_values: int) -> Any:
     except NotJsonSafe as error:
         raise ApiError("invalid_request", f"body: {error}") from None
     if may_lack_keys:
-        # In a thread, because this takes about a second for ten megabytes.
+        # Search in a thread, because this takes about a second for ten megabytes.
         key = await asyncio.to_thread(find_duplicate_key, body)
         if key is not None:
             message = f"body: expected each key once in an object, got {printable(key[:40])!r} twice"
