@@ -103,8 +103,8 @@ async def write_backup(database: Database, path: Path) -> Backup:
 def _create_private(file: Path, path: Path) -> IO[bytes]:
     if os.path.lexists(path):
         raise StoreError(f"{path}: exists already.", remedy="Choose another name, or remove the file.")
-    # O_EXCL, because other users who can write to the folder may already have created the file, or a link to
-    # another file.
+    # Use O_EXCL, because other users who can write to the folder may already have created the file, or a link
+    # to another file.
     return os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb")
 
 

@@ -180,8 +180,9 @@ class AbilityTable:
     async def search(
         self, user_id: str, text: str, limit: int = 10, *, only_shared: bool = False
     ) -> builtins.list[Ability]:
-        """Finds abilities that the user can run, with a word that starts with one of the words in `text`.
-        Best matches come first. `only_shared`: only those that are shared with everyone.
+        """Finds abilities that the user can run and that contain a word that begins with one of the words in
+        `text`. Best matches come first. With `only_shared`, finds only abilities that are shared with
+        everyone.
         """
         query = _split_words(text)[:MAX_SEARCH_WORDS]
         if not query or limit < 1:

@@ -64,8 +64,8 @@ class RunTable:
         self._warned = False
 
     async def add_new(self, runs: Sequence[NewRun]) -> None:
-        """Inserts records in one transaction. Replaces records of runs that were suspended, believed to be
-        interrupted, or are tried again. Other existing records stay unchanged.
+        """Inserts records in one transaction. If a run already has a record, replaces this record only if the
+        run was suspended, was recorded as interrupted although it continues, or is tried again.
 
         Characters that cannot be stored are replaced, so that one bad record does not block the batch.
         Messages and contents that cannot be encrypted, because the master key is missing, are left out.
