@@ -20,7 +20,7 @@ from hutch.settings import Settings
 # answer in time, the old answer is used for HOLD_SECONDS.
 REFRESH_SECONDS = 5.0
 HOLD_SECONDS = 30.0
-# Fraction of its lifetime after which an answer is refreshed in the background at its next use.
+# Fraction of the lifetime of an answer after which its next use refreshes it in the background.
 EARLY_REFRESH = 0.8
 
 

@@ -297,8 +297,9 @@ def _link_unpacked(downloads: Path, locked: Sequence[LockedPackage], unpacked: U
             if source is None:
                 continue
             partial = target.with_name(f"{package.version}.half")
-            # A package that cannot be linked is downloaded instead. This happens if another process is
-            # removing it, or if it declares programs but none of its files is executable.
+            # A package that is not linked here is downloaded instead. Linking fails if another process is
+            # removing the package. A package that declares programs is not linked if none of its files is
+            # executable.
             with contextlib.suppress(OSError):
                 if tree.link(source, partial) or not package.bin:
                     partial.rename(target)
