@@ -21,7 +21,8 @@ Span = tuple[int, int]
 
 # Up to this number of patterns, searching for each of them is faster than looking up every block of the data.
 MAX_SEARCHED_ANCHORS = 128
-# Only the end of a long pattern is searched for, because preparing a search takes time for every byte.
+# Only this many bytes at the end of a long pattern are searched for, because preparing a search takes time
+# for every byte of the pattern.
 ANCHOR_BYTES = 256
 # Patterns with escapes contain one of these bytes. Most data contains none, and searching for one byte is
 # much faster than searching for every pattern.
@@ -49,7 +50,8 @@ class PatternSearch:
 
     @cached_property
     def automaton(self) -> Automaton:
-        # Created when it is needed, because it takes seven times the memory of the patterns.
+        # Create the automaton only when it is needed, because it takes seven times the memory of the
+        # patterns.
         return Automaton(self._patterns)
 
     def may_contain(self, data: bytes) -> bool:
@@ -80,10 +82,10 @@ class PatternSearch:
 class Automaton:
     """Aho-Corasick automaton that computes its links when it needs them.
 
-    The sorted patterns are joined to one text. A node is a position in it, and stands for the part of a
-    pattern before that position. If several patterns start with the same bytes, the nodes of these bytes
-    belong to the first pattern, and the others branch off. The link of a node leads to the node that stands
-    for its longest proper suffix.
+    The sorted patterns are joined to one text. A node is a position in this text, and stands for the part of
+    a pattern before that position. If several patterns start with the same bytes, the nodes of these bytes
+    belong to the first of these patterns, and the other patterns branch off. The link of a node leads to the
+    node that stands for its longest proper suffix.
     """
 
     def __init__(self, patterns: list[bytes]) -> None:

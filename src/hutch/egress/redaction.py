@@ -26,7 +26,7 @@ from hutch.egress.pattern_search import ROOT, PatternSearch, Span
 from hutch.tasks import TimeSlices
 
 MARK = "[redacted]"
-# Shorter secrets are not redacted, because they occur in any text by chance.
+# Secrets that are shorter than this are not redacted, because they occur in any text by chance.
 MIN_SECRET = 4
 # Percent-decoded secrets and the values of cookies are also redacted where they occur alone, unless they are
 # shorter than this.
@@ -103,7 +103,7 @@ async def prepare_redactor(secrets: tuple[str, ...]) -> Redactor:
 
 @cache
 def _thread() -> ThreadPoolExecutor:
-    # A single thread, because several computing threads would keep the event loop from running.
+    # Use a single thread, because several computing threads would keep the event loop from running.
     return ThreadPoolExecutor(1, "hutch redaction")
 
 
@@ -389,7 +389,7 @@ def _escaped(part: str) -> Iterator[bytes]:
     data = part.encode("utf-8", "surrogatepass")
     for form in _json_forms(part):
         yield form.encode("utf-8", "surrogatepass")
-    # Loaded when needed, because it has a table of all entities.
+    # Import this only when it is needed, because the module has a table of all entities.
     import html
 
     in_html = html.escape(part).encode("utf-8", "surrogatepass")

@@ -21,8 +21,8 @@ READ_BYTES = 16 * 1024
 async def start_tls(
     transport: asyncio.Transport, connection: ClientConnection, context: ssl.SSLContext, host: str
 ) -> None:
-    """Switches a connected transport to TLS and makes `connection` its protocol. Before, its protocol must be
-    a WaitingProtocol. Raises FetchError, SSLError and OSError.
+    """Switches a connected transport to TLS and makes `connection` its protocol. Until then, the protocol of
+    the transport must be a WaitingProtocol. Raises FetchError, SSLError and OSError.
     """
     waiting = cast(WaitingProtocol, transport.get_protocol())
     limiter = TlsInputLimiter(transport, host)
