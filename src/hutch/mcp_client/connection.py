@@ -289,8 +289,8 @@ class McpConnection:
         try:
             await session.initialize()
         except MCPError as error:
-            # These errors come from servers that only support the protocol without a handshake (2026-07-28
-            # and later).
+            # Servers that support only the protocol without a handshake (2026-07-28 and later) answer with
+            # one of these errors.
             if error.code not in (UNSUPPORTED_PROTOCOL_VERSION, METHOD_NOT_FOUND):
                 raise
             await session.discover()

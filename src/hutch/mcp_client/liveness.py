@@ -67,7 +67,7 @@ class WatchedStream:
         return item
 
     def _checked(self, item: SessionMessage, response: JSONRPCResponse) -> SessionMessage:
-        """Restores a long result, and replaces a response with invalid content blocks by an error."""
+        """Restores a long result. If a response has invalid content blocks, returns an error instead."""
         response.result = self._results.restore(response.result)
         problem = content_problem(response.result)
         return item if problem is None else error_messages.error_for_result(response.id, problem)

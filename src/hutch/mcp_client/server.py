@@ -274,7 +274,7 @@ class McpServer:
             raise unexpected from error
 
     async def _open(self) -> McpConnection:
-        # Imported in a thread, because the import takes a second.
+        # Import the module in a thread, because the import takes a second.
         await asyncio.to_thread(import_module, "hutch.mcp_client.connection")
         auth = await self._auth()
         return await connect(

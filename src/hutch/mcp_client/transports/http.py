@@ -57,11 +57,11 @@ async def connect(
 
     def client(headers: object = None, timeout: object = None, auth: object = None) -> httpx2.AsyncClient:
         return httpx2.AsyncClient(
-            # No compression, because a small response could expand to a large one.
+            # Accept no compression, because a small response could expand to a large one.
             headers={**config.headers, "accept-encoding": "identity"},
             auth=own_auth,
             verify=_ssl_context(),
-            # No read timeout, because calls have their own timeout.
+            # Set no read timeout, because calls have their own timeout.
             timeout=httpx2.Timeout(connect=connect_seconds, read=None, write=WRITE_SECONDS, pool=None),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=16),
             event_hooks={"request": [partial(_check_request, config)], "response": [inspect]},

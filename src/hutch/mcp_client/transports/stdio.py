@@ -311,5 +311,5 @@ _response_decoder = msgspec.json.Decoder(_ResponseLine, strict=False)
 
 
 def _connection_closed() -> MCPError:
-    # Same message as the SDK's, which `error_messages` recognises.
+    # Use the same message as the SDK, because `error_messages` recognises it.
     return MCPError(code=CONNECTION_CLOSED, message="Connection closed")
