@@ -181,7 +181,7 @@ def _scopes(caller: QueueCaller) -> str | None:
 
 
 async def find_schedule(store: Store, owners: Sequence[str], name: str) -> Schedule:
-    """Returns the schedule of one of the owners. Raises NotFound."""
+    """Returns the schedule with this name or id, if one of these owners has it. Raises NotFound."""
     for owner in owners:
         if (row := await store.schedules.find(owner, name)) is not None:
             return row
@@ -189,7 +189,7 @@ async def find_schedule(store: Store, owners: Sequence[str], name: str) -> Sched
 
 
 async def find_trigger(store: Store, owners: Sequence[str], name: str) -> Trigger:
-    """Returns the trigger of one of the owners. Raises NotFound."""
+    """Returns the trigger with this name or id, if one of these owners has it. Raises NotFound."""
     for owner in owners:
         if (row := await store.triggers.find(owner, name)) is not None:
             return row
