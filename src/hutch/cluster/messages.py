@@ -64,12 +64,12 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FrameType(IntEnum):
-    # From the front to the worker.
+    # Frames from the front to the worker.
     OPEN = 1
     CLOSE = 2
-    # In both directions.
+    # Frames in both directions.
     LINES = 3
-    # From the worker to the front.
+    # Frames from the worker to the front.
     LEASED = 4
     REFUSED = 5
     TRAILER = 6

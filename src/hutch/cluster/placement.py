@@ -38,7 +38,7 @@ from hutch.settings import Settings
 # average.
 MAX_LOAD_FACTOR = 1.25
 MAX_AFFINITIES = 10_000
-# If there are more workers than this, only this many, chosen at random, are compared.
+# Maximum number of workers that are compared. If there are more, a random sample of this size is compared.
 MAX_COMPARED = 16
 
 
