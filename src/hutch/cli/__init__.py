@@ -12,9 +12,9 @@ from typing import NoReturn
 
 def main() -> NoReturn:
     """Entry point of the console script. Exits with 1 if the command failed, and with 2 for invalid input."""
-    # Search for garbage less often. Nearly all objects that are created during start-up stay alive, so searching
-    # them for garbage would take a tenth of the start-up time and find little. Commands that keep running call
-    # `event_loop.end_startup`.
+    # Search for garbage less often. Nearly all objects that are created during start-up stay alive, so
+    # searching them for garbage would take a tenth of the start-up time and find little. Commands that keep
+    # running call `event_loop.end_startup`.
     gc.set_threshold(100_000)
     import click
 
