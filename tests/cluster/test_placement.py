@@ -59,7 +59,7 @@ class Members:
 def placement(**settings: Any) -> tuple[ClusterPlacement, Members]:
     given = Settings(**{"cluster_local": False, "queue_seconds": 0.05, **settings})
 
-    async def launch(_: Profile) -> Any:
+    async def launch(_: Profile, *, in_background: bool = False) -> Any:
         raise AssertionError("started a runner")
 
     placed = ClusterPlacement(given, Pool(given, launch), "me", "b")

@@ -58,6 +58,8 @@ class PoolHarness:
 
     def __init__(self, **settings: object) -> None:
         self.launched: list[FakeRunner] = []
+        self.background_starts: list[bool] = []
+        """For each launched runner, whether it started with a lower priority."""
         self.failures: list[Exception] = []
         self.before_return: Callable[[], object] = lambda: None
         self.launch_allowed = asyncio.Event()
@@ -71,11 +73,13 @@ class PoolHarness:
         }
         self.pool = Pool(msgspec.convert(defaults | settings, Settings), self._launch)
 
-    async def _launch(self, profile: Profile) -> Runner:
+    async def _launch(self, profile: Profile, *, in_background: bool = False) -> Runner:
         await self.launch_allowed.wait()
         if self.failures:
             raise self.failures.pop(0)
         self.launched.append(FakeRunner(profile))
+        self.launched[-1].is_in_background = in_background
+        self.background_starts.append(in_background)
         self.before_return()
         return self.launched[-1]
 

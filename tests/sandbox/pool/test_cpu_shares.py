@@ -6,7 +6,9 @@ import asyncio
 import os
 
 import pytest
-from tests.sandbox.fake_runners import FakeRunner
+from tests.sandbox.fake_runners import FakeRunner, PoolHarness
+from tests.sandbox.sandboxes import open_sandbox
+from tests.support.processes import descendants
 from tests.support.waiting import eventually
 
 import hutch
@@ -16,6 +18,7 @@ from hutch.sandbox.pool.inventory import RunnerInventory
 from hutch.sandbox.runner.profile import profile_for
 
 QUICKJS = profile_for("quickjs")
+DENO = profile_for("deno")
 
 
 class ComputingRunner(FakeRunner):
@@ -102,3 +105,29 @@ async def test_real_process_of_a_busy_owner_gets_a_lower_priority_and_gets_it_ba
             # A runner whose priority cannot be restored is replaced.
             assert (await h.run("1 + 1", owner=owner)).result == 2
         await eventually(lambda: own in priorities())
+
+
+@pytest.mark.parametrize("can_restore", [True, False])
+async def test_runners_start_in_the_background_while_several_owners_have_executions(
+    monkeypatch: pytest.MonkeyPatch, *, can_restore: bool
+) -> None:
+    monkeypatch.setattr(cpu_shares, "can_restore", lambda: can_restore)
+    fake = PoolHarness(deno_warm=0)
+    runners = [await fake.pool.acquire(DENO, owner) for owner in ("ann", "bob", "cat")]
+    assert fake.background_starts == [False, False, can_restore]
+    assert not runners[-1].is_in_background, "its owner uses little CPU time"
+    for runner, owner in zip(runners, ("ann", "bob", "cat"), strict=True):
+        fake.pool.release(runner, owner=owner)
+    await fake.pool.close()
+
+
+@pytest.mark.parametrize("engine", ["quickjs", "deno"])
+async def test_real_process_that_starts_in_the_background_gets_a_lower_priority(engine: str) -> None:
+    async with open_sandbox() as sandbox:
+        process = await sandbox.launcher.launch(profile_for(engine), in_background=True)
+        assert process.is_in_background
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        pids = [process.pid, *descendants(process.pid)]
+        assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in pids} == {min(19, own + 10)}
+        process.kill()
+        await process.wait()

@@ -14,6 +14,7 @@ import asyncio
 
 from hutch.sandbox.pool.inventory import RunnerInventory
 from hutch.sandbox.runner.base import Runner
+from hutch.sandbox.runner.priority import can_restore
 from hutch.settings import cores
 
 TICK_SECONDS = 0.05
@@ -53,6 +54,20 @@ class CpuShares:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
+    def apply(self, runner: Runner) -> None:
+        """Gives a runner the priority of its owner."""
+        in_background = runner.owner_or_holder in self._background
+        if in_background != runner.is_in_background:
+            runner.set_background(in_background)
+
+    def starts_in_background(self) -> bool:
+        """Returns True if runners should start with a lower priority, because several owners have executions.
+
+        A start takes as much CPU time as many executions, and the owner of the new runner is not known yet.
+        `apply` restores the priority when the runner is taken, unless its owner uses much CPU time.
+        """
+        return self._timer is not None and can_restore()
+
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -63,9 +78,7 @@ class CpuShares:
         self._measure(runners)
         self._choose()
         for runner in runners:
-            in_background = runner.owner_or_holder in self._background
-            if in_background != runner.is_in_background:
-                runner.set_background(in_background)
+            self.apply(runner)
         if self._background or len({runner.holder for runner in runners if runner.in_flight}) > 1:
             self.watch()
         else:

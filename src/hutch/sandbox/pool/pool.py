@@ -47,6 +47,7 @@ class Pool:
         self.runners = RunnerInventory()
         self._settings = settings
         self._waiters = WaitQueue(self.shares)
+        self._cpu_shares = CpuShares(self.runners)
         self.starter = RunnerStarter(
             settings,
             launch,
@@ -56,8 +57,8 @@ class Pool:
             on_ready=self._on_ready,
             on_failed=self._schedule_cleanup,
             evict=lambda runner: self._end(runner, "crowded out"),
+            starts_in_background=self._cpu_shares.starts_in_background,
         )
-        self._cpu_shares = CpuShares(self.runners)
         self._closed = False
         self._counters = PoolCounters()
         self._cleanup_timer: asyncio.TimerHandle | None = None
@@ -236,6 +237,7 @@ class Pool:
         if runner is not None:
             runner.in_flight += 1
             self.shares.take(runner, owner, holder)
+            self._cpu_shares.apply(runner)
             if self.shares.processes.owner_count > 1:
                 self._cpu_shares.watch()
         return runner

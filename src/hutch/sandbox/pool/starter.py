@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from hutch.errors import HutchError, SandboxUnavailable
 from hutch.sandbox.pool.inventory import RunnerInventory
@@ -15,7 +16,11 @@ from hutch.sandbox.runner.base import Runner
 from hutch.sandbox.runner.profile import Profile
 from hutch.settings import Settings, cores
 
-LaunchRunner = Callable[[Profile], Awaitable[Runner]]
+
+class LaunchRunner(Protocol):
+    def __call__(self, profile: Profile, *, in_background: bool = False) -> Awaitable[Runner]:
+        """Starts a runner, with a lower CPU priority if `in_background`."""
+
 
 # A shared process that was used within this time is not evicted while a single-use process may soon end by
 # itself.
@@ -39,9 +44,11 @@ class RunnerStarter:
         on_ready: Callable[[Runner], None],
         on_failed: Callable[[], None],
         evict: Callable[[Runner], None],
+        starts_in_background: Callable[[], bool],
     ) -> None:
         """`on_ready` gets each runner that has started. `on_failed` is called if a runner that should be kept
-        warm did not start. `evict` ends a runner to free capacity for another.
+        warm did not start. `evict` ends a runner to free capacity for another. If `starts_in_background`
+        returns True, a runner starts with a lower CPU priority.
         """
         self.spares = SparePolicy(settings)
         self.warm_targets: dict[Profile, int] = {}
@@ -55,6 +62,7 @@ class RunnerStarter:
         self._on_ready = on_ready
         self._on_failed = on_failed
         self._evict = evict
+        self._starts_in_background = starts_in_background
         self._reserved: set[Profile] = set()
         self._has_postponed_starts = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -201,7 +209,7 @@ class RunnerStarter:
 
     async def _launch_runner(self, profile: Profile) -> None:
         try:
-            runner = await self._launch(profile)
+            runner = await self._launch(profile, in_background=self._starts_in_background())
         except Exception as error:
             self._start_finished(profile)
             self._start_failed(profile, error)

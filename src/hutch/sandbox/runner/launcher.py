@@ -21,6 +21,7 @@ from hutch.sandbox.jail.jail import Jail, Launch, Mount
 from hutch.sandbox.jail.memory_meter import MemoryMeter
 from hutch.sandbox.jail.netns import NetnsListener
 from hutch.sandbox.runner.pipes import RunnerListener, WakeupFile
+from hutch.sandbox.runner.priority import set_background
 from hutch.sandbox.runner.process import (
     PROCESS_OVERHEAD_BYTES,
     READY_SECONDS,
@@ -58,8 +59,8 @@ class Launcher:
             jail.controller.sweep()
         self._make_folder()
 
-    async def launch(self, profile: Profile) -> RunnerProcess:
-        """Starts a runner and returns it when it is ready. Raises SandboxUnavailable."""
+    async def launch(self, profile: Profile, *, in_background: bool = False) -> RunnerProcess:
+        """Starts a runner, and returns it when it is ready. Raises SandboxUnavailable."""
         if not _is_own_folder(self._folder):
             # Make the folder again. A cleanup job of the system may remove it while a server runs for weeks.
             self._make_folder()
@@ -76,7 +77,7 @@ class Launcher:
         process: RunnerProcess | None = None
         try:
             listener = RunnerListener(channel, path)
-            process = await self._spawn(profile, path, wakeup_file)
+            process = await self._spawn(profile, path, wakeup_file, in_background=in_background)
             if process.stdout is not None:
                 await connect_pipes(channel, process.stdout)
             await process.wait_ready(startup)
@@ -103,9 +104,11 @@ class Launcher:
         # The finalizer also removes the folder if the program ends without calling close().
         self._remove_folder = weakref.finalize(self, _remove_folder, self._folder, os.getpid())
 
-    async def _spawn(self, profile: Profile, path: Path, wakeup_file: WakeupFile | None) -> RunnerProcess:
+    async def _spawn(
+        self, profile: Profile, path: Path, wakeup_file: WakeupFile | None, *, in_background: bool
+    ) -> RunnerProcess:
         if profile.egress is None or self._open_uplink is None or self._jail.isolation != "container":
-            return self._start(profile, path, wakeup_file)
+            return self._start(profile, path, wakeup_file, in_background=in_background)
         self._netns_listener.start()
         info, info_writer = os.pipe()
         block, unblock = os.pipe()
@@ -113,7 +116,14 @@ class Launcher:
         child = 0
         try:
             try:
-                process = self._start(profile, path, wakeup_file, info_fd=info_writer, block_fd=block)
+                process = self._start(
+                    profile,
+                    path,
+                    wakeup_file,
+                    in_background=in_background,
+                    info_fd=info_writer,
+                    block_fd=block,
+                )
             except BaseException:
                 os.close(info)
                 raise
@@ -149,6 +159,7 @@ class Launcher:
         path: Path,
         wakeup_file: WakeupFile | None,
         *,
+        in_background: bool,
         info_fd: int | None = None,
         block_fd: int | None = None,
     ) -> RunnerProcess:
@@ -173,11 +184,14 @@ class Launcher:
         try:
             command = self._jail.command(launch, group=group, info_fd=info_fd, block_fd=block_fd)
             max_bytes = self._max_bytes(profile)
-            return RunnerProcess(profile, command, group, self._meter, wakeup_file, max_bytes)
+            process = RunnerProcess(profile, command, group, self._meter, wakeup_file, max_bytes)
         except BaseException:
             if group is not None:
                 group.remove()
             raise
+        if in_background:
+            process.is_in_background = set_background(process.pid, in_background=True)
+        return process
 
     def _create_group(self, profile: Profile) -> Cgroup | None:
         if self._jail.controller is None:
