@@ -48,8 +48,8 @@ BENCHES: dict[str, Callable[[Scale], Coroutine[Any, Any, list[Row]]]] = {
     "async": async_runs.async_runs,
     "cluster": cluster.cluster,
 }
-# Measured with both event loops: asyncio's own, as in the README's example, and uvloop, as in the server. The
-# other rows use uvloop.
+# These benchmarks run with both event loops: with asyncio's own loop, as in the README's example, and with
+# uvloop, as in the server. All others run with uvloop only.
 BOTH_LOOPS = ("warm", "at-once", "tool-calls")
 
 

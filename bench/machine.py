@@ -49,8 +49,8 @@ def _processor() -> str:
 
 
 def descendants(pid: int, without: Collection[int] = ()) -> list[int]:
-    """Returns the processes below `pid`, also in other namespaces, without those in `without` and their
-    descendants.
+    """Returns the descendants of `pid`, also in other namespaces. Leaves out the processes in `without` and
+    their descendants.
     """
     children: dict[int, list[int]] = {}
     for child, parent in _parents():
@@ -73,8 +73,8 @@ def _parents() -> Iterator[tuple[int, int]]:
 
 
 def cpu_seconds(pids: Collection[int]) -> float:
-    """Returns the CPU time that the living threads of these processes have used. On a busy machine it varies
-    less than the elapsed time.
+    """Returns the CPU time that the living threads of these processes have used. On a busy machine, CPU time
+    varies less than elapsed time.
     """
     return sum(_thread_nanoseconds(pid) for pid in pids) / 1e9
 
@@ -89,8 +89,8 @@ def _thread_nanoseconds(pid: int) -> int:
 
 
 def memory(pids: Collection[int]) -> float:
-    """Returns the memory of these processes in MB. Shared memory counts in proportion if the kernel reports
-    it.
+    """Returns the memory of these processes in MB. If the kernel reports it, memory that several processes
+    share is divided between them.
     """
     return sum(_pss(pid) for pid in pids) / MB
 

@@ -13,7 +13,9 @@ _NUMBER = re.compile(r"\d+(?: \d{3})*(?:\.\d+)?")
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One figure with its baseline and target, formatted; `data` has the raw numbers."""
+    """A row of the table: one measured figure with its baseline and its target as text. `data` has the raw
+    numbers.
+    """
 
     what: str
     measured: str
@@ -28,7 +30,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Scale:
-    """Chooses between full and quick runs."""
+    """Number of repetitions in a full and in a quick benchmark."""
 
     quick: bool
 
@@ -53,7 +55,7 @@ def number(value: float) -> str:
 
 
 def loop_name() -> str:
-    """Returns the kind of the running event loop."""
+    """Returns the name of the library of the running event loop."""
     return "uvloop" if type(asyncio.get_running_loop()).__module__.startswith("uvloop") else "asyncio"
 
 

@@ -17,7 +17,9 @@ _MAX_RESPONSE_BYTES = 64 * 1024 * 1024
 
 
 def environment() -> dict[str, str]:
-    """Uses the build's cache of npm packages."""
+    """Returns the environment for Deno processes, which use the npm packages that the build has
+    downloaded.
+    """
     return {
         "DENO_DIR": str(HERE.parent.parent / "build" / "deno"),
         "DENO_TLS_CA_STORE": "mozilla,system",
@@ -27,7 +29,7 @@ def environment() -> dict[str, str]:
 
 
 class FreshVms:
-    """Baseline (a): vm.ts in its own Deno process, which runs requests and returns their durations."""
+    """Baseline (a): a Deno process with vm.ts, which executes requests and returns their durations."""
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
@@ -38,7 +40,7 @@ class FreshVms:
             cwd=HERE, env=environment(), limit=_MAX_RESPONSE_BYTES,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
-        await self.evaluate(20)  # the first ones compile
+        await self.evaluate(20)  # warm up: V8 compiles the code during the first evaluations
         return self
 
     async def __aexit__(
@@ -84,7 +86,7 @@ class FreshVms:
 
 
 async def deno_run() -> float:
-    """Baseline (b): returns the seconds that `deno run` takes for the same code."""
+    """Measures baseline (b). Returns the seconds that `deno run` takes for the same code as baseline (a)."""
     began = time.perf_counter()
     process = await asyncio.create_subprocess_exec(
         deno_binary.find_deno(), "run", "--quiet", "--no-config", "--no-lock", str(HERE / "once.js"),

@@ -15,7 +15,7 @@ CONNECT_SECONDS = 20.0
 
 
 class _Echo(asyncio.SubprocessProtocol):
-    """Sends the message again after each echo, `left` times."""
+    """Sends a message, and sends it again whenever Deno has echoed it, `left` times in total."""
 
     def __init__(self) -> None:
         self.writer: asyncio.StreamWriter | None = None
@@ -36,7 +36,9 @@ class _Echo(asyncio.SubprocessProtocol):
 
 
 async def echo(count: int, rounds: int) -> list[float]:
-    """Returns the milliseconds per round trip of each round."""
+    """Measures `rounds` rounds of `count` round trips. Returns the milliseconds per round trip for each
+    round.
+    """
     loop = asyncio.get_running_loop()
     protocol = _Echo()
     with tempfile.TemporaryDirectory() as folder:

@@ -13,7 +13,9 @@ class MontyPool:
     """Pool of Monty's workers. Every evaluation has a new session, like every execution of Hutch."""
 
     def __init__(self, max_processes: int | None = None) -> None:
-        """`max_processes`: as many sessions can be open at once. None for Monty's default, one per core."""
+        """`max_processes` is also the maximum number of open sessions. None means Monty's default, one
+        process per core.
+        """
         self._pool = AsyncMonty(max_processes=max_processes)
 
     async def __aenter__(self) -> Self:

@@ -25,7 +25,9 @@ def program() -> str:
 
 
 async def naive_call(package: str, version: str, name: str, params: dict[str, object]) -> float:
-    """Returns the seconds for one call; only the package manager's own cache is warm."""
+    """Installs the package in a new folder and runs a program that calls the tool. Returns the seconds that
+    both take. The only warm cache is the package manager's own.
+    """
     with tempfile.TemporaryDirectory(prefix="hutch-bench-") as folder:
         script = _SCRIPT
         for word, value in {"PACKAGE": package, "NAME": name, "PARAMS": params}.items():
@@ -39,7 +41,9 @@ async def naive_call(package: str, version: str, name: str, params: dict[str, ob
 
 
 async def install(package: str, version: str, folder: str) -> float:
-    """Returns the seconds that Deno's installer takes with an empty cache: the cost of the registry."""
+    """Returns the seconds that Deno's installer takes with an empty cache. They show how long the registry
+    takes.
+    """
     (Path(folder) / "package.json").write_bytes(msgspec.json.encode({"dependencies": {package: version}}))
     began = time.perf_counter()
     await _succeed([deno_binary.find_deno(), "install", "--quiet"], folder, DENO_DIR=f"{folder}/cache")

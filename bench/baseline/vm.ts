@@ -59,7 +59,7 @@ async function call(count: number): Promise<number> {
   return performance.now() - began;
 }
 
-/** Creates VMs that wait for a host function. */
+/** Creates `count` VMs, each of which waits for a host function. */
 async function suspend(count: number): Promise<void> {
   for (let i = 0; i < count; i++) {
     const vm = await QuickJS.create({ wasm: module });

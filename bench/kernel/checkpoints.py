@@ -1,4 +1,6 @@
-"""Suspending executions and continuing them: time, size in the store, and many of them at rest."""
+"""Suspended executions: the time to suspend and to continue one, its size in the store, and the memory of the
+host while many are suspended.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from hutch.session.suspension import Answer, SavedSession
 from hutch.session.tools.provider import Provider
 from hutch.settings import load_settings
 
-# For each case: live data, maximum size in the store, and maximum milliseconds to suspend and to continue.
+# For each case: the code that creates live data, the maximum size in the store, and the maximum milliseconds
+# to suspend and to continue the execution.
 CASES = {
     "no live data": ("", 16_384, 2.0, 1.0),
     "300 small objects": (
@@ -43,7 +46,7 @@ MAX_STORE_MB = 250
 
 
 async def wait(later: bool) -> int:
-    """Returns at once, or suspends the run."""
+    """Suspends the run if `later`, otherwise returns at once."""
     if later:
         raise hutch.Suspend
     return 1
@@ -85,7 +88,8 @@ async def _case(app: App, case: str, scale: Scale) -> list[Row]:
         immediate, suspended = await _milliseconds(app, now), await _milliseconds(app, later)
         saved = kept.pop()
         answers = {saved.pending[0].call_id: Answer(result_json=b"1")}
-        # Compare with an execution that only computes, like the rest of a continued execution.
+        # Subtract the time of an execution without tool calls, because a continued execution makes none
+        # either.
         resumed = await _milliseconds(app, msgspec.structs.replace(later, saved=saved, answers=answers))
         computed = await _milliseconds(app, msgspec.structs.replace(execution, code="1+1"))
         suspends.append(suspended - immediate)
@@ -105,7 +109,7 @@ async def _case(app: App, case: str, scale: Scale) -> list[Row]:
         session=saved,
     )
     began = time.perf_counter()
-    # The encryption adds a third, because its result is text.
+    # Encrypted data is stored as Base64 text, which is a third longer.
     size = sum(map(len, checkpoint.encode(stored, 2**30))) * 4 // 3
     encode_ms = (time.perf_counter() - began) * 1000
     suspend, resume = median(suspends), median(resumes)
@@ -130,7 +134,7 @@ async def _milliseconds(app: App, execution: Execution) -> float:
 
 
 async def _at_rest(count: int) -> Row:
-    """Suspends many runs, and continues all of them in another Hutch."""
+    """Suspends many runs, and continues all of them in a second Hutch with the same home."""
     with tempfile.TemporaryDirectory(prefix="hutch-bench-") as home:
         code = "const mine = Math.random(); return (await tools.wait({later: true})) + mine - mine"
         async with hutch.Hutch(home=home) as h:

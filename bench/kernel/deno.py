@@ -1,4 +1,6 @@
-"""The deno engine: with a spare ready, and the rate at which runners can be started."""
+"""The deno engine: the time of an execution when a warm runner is ready, and the maximum rate of
+executions.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,19 @@ from bench.report import Row, Scale, median, number, percentile
 from hutch.sandbox.runner.profile import profile_for
 
 WORKERS = 8
-# A spare waits this long before it is used, like between two calls of an agent, but shorter.
+# Pause before each execution. Between two calls of an agent a warm runner also waits, but longer.
 PAUSE = 0.03
 
 
 async def warm(scale: Scale) -> list[Row]:
-    """Waits before each execution until a spare is ready and nothing else is being started."""
+    """Measures executions, each of which begins when a warm runner is ready and no other runner is being
+    started.
+    """
     measured: list[float] = []
     new: list[float] = []
     reference: list[float] = []
     async with hutch.Hutch(deno_warm=1) as h:
-        # Also starts the runner that precompiles code.
+        # This first run starts the quickjs runner, which also precompiles the code for deno.
         await one(h, "quickjs")
         for _ in range(3):
             await one(h, "deno")
@@ -69,7 +73,9 @@ async def _new(h: hutch.Hutch) -> None:
 
 
 async def sustained(scale: Scale) -> list[Row]:
-    """Every runner is used once, so this measures how fast jailed processes start."""
+    """Measures the rate of executions. Every deno runner is used once, so the rate shows how fast jailed
+    processes start.
+    """
     rounds, count = scale.of(5, 2), scale.of(150, 60)
     cores = len(os.sched_getaffinity(0))
     measured: list[float] = []

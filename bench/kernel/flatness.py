@@ -1,4 +1,4 @@
-"""Time and memory per execution, from the tenth to the hundred-thousandth."""
+"""Checks that time and memory do not grow, from the tenth to the hundred-thousandth execution."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.machine import descendants, memory
 from bench.report import Row, Scale, median, number
 
 MARKS = (10, 100, 1_000, 10_000, 100_000)
-# The baseline is slow: stop it here.
+# The baseline is slow, so it ends after this number of evaluations.
 BASELINE_MAX = 1_000
 
 
@@ -24,7 +24,7 @@ async def flatness(scale: Scale) -> list[Row]:
     measured: list[dict[str, float]] = []
     reference: list[dict[str, float]] = []
     async with hutch.Hutch() as h, FreshVms() as fresh:
-        # One-time work of every process, such as compiling code, is not counted.
+        # Warm up, so that one-time work of the processes, such as compiling code, is not measured.
         for _ in range(1_000):
             await one(h)
         done = 0

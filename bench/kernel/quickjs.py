@@ -24,7 +24,7 @@ async def one(h: hutch.Hutch, engine: Engine = "quickjs") -> None:
 
 
 async def warm(scale: Scale) -> list[Row]:
-    """Runs sequential executions through the Python API."""
+    """Measures sequential executions through the Python API, with warm runners."""
     rounds = scale.of(40, 8)
     measured: list[float] = []
     reference: list[float] = []
@@ -62,7 +62,7 @@ async def warm(scale: Scale) -> list[Row]:
 
 
 async def at_once(scale: Scale) -> list[Row]:
-    """Measures the maximum rate, with a bare loop on every core as the baseline."""
+    """Measures the maximum rate of executions. The baseline is a bare Deno loop on every core."""
     rounds, count = scale.of(8, 3), scale.of(5_000, 2_000)
     loops = len(os.sched_getaffinity(0))
     measured: list[float] = []
@@ -111,7 +111,7 @@ async def _times(action: Callable[[], Awaitable[None]], count: int) -> list[floa
 
 
 async def _rate(action: Callable[[], Awaitable[None]], count: int) -> float:
-    """Returns the actions per second, with AT_ONCE at once."""
+    """Returns the actions per second, when AT_ONCE of them run concurrently."""
     left = iter(range(count))
 
     async def work() -> None:

@@ -18,7 +18,9 @@ TIMES = 10
 
 
 async def command(scale: Scale) -> list[Row]:
-    """Measures `hutch eval` with a cached result of the self-test and, once, without."""
+    """Measures `hutch eval` when the result of the self-test is cached. The first call, without a cached
+    result, is reported separately.
+    """
     compile_sources()
     with tempfile.TemporaryDirectory(prefix="hutch-bench-") as home:
         environment = {**os.environ, "HUTCH_HOME": home}
@@ -64,7 +66,9 @@ async def imported(scale: Scale) -> list[Row]:
 
 
 def compile_sources() -> None:
-    """Compiles all modules, like pip does; a checkout may have no or old bytecode."""
+    """Compiles all modules to bytecode, as pip does at installation. The bytecode in a checkout may be
+    missing or old.
+    """
     compileall.compile_dir(Path(hutch.__file__).parent, quiet=2)
 
 

@@ -28,7 +28,7 @@ async def suspended(scale: Scale) -> list[Row]:
         return 1
 
     async with hutch.Hutch() as h, FreshVms() as fresh:
-        # Both runner processes have started and run something.
+        # Run something in every runner process first, so that the memory of new processes does not count.
         await asyncio.gather(*(h.run("1+1") for _ in range(200)))
         before = memory(descendants(os.getpid(), {fresh.pid}))
         code = "return await tools.pause()"

@@ -53,7 +53,7 @@ async def tool_calls(scale: Scale) -> list[Row]:
                 wall.setdefault(name, []).append(milliseconds)
                 cpu.setdefault(name, []).append(cpu_milliseconds)
             wall.setdefault("bare_function", []).append(await fresh.call(CALLS) / CALLS)
-            # The first round warms up.
+            # The first round only warms up and does not count.
             wall.setdefault("echo", []).extend((await echo(CALLS, 3))[1:])
     data = {f"{name}_ms": median(each) for name, each in wall.items()}
     data |= {f"{name}_cpu_ms": median(each) for name, each in cpu.items()}

@@ -131,14 +131,16 @@ async def _executed(port: int, key: str, count: int) -> list[float]:
 
 
 async def _timed(work: Awaitable[object]) -> float:
-    """Returns milliseconds."""
+    """Returns the milliseconds that the work takes."""
     began = time.perf_counter()
     await work
     return (time.perf_counter() - began) * 1000
 
 
 async def _overhead(port: int, key: str, upstream_port: int, scale: Scale) -> list[Row]:
-    """Measures all three in turn, so that changes in the machine's load affect them equally."""
+    """Compares a plain and a transformed ability call with a direct request. Takes one sample of each in
+    every round, so that changes in the machine's load affect all three equally.
+    """
     url = f"http://127.0.0.1:{upstream_port}/users/bo"
     direct: list[float] = []
     plain: list[float] = []
@@ -179,7 +181,7 @@ async def _overhead(port: int, key: str, upstream_port: int, scale: Scale) -> li
 
 
 async def _at_once(port: int, keys: list[str], scale: Scale) -> Row:
-    """Calls alternate between users."""
+    """Measures many calls at once, by several users in alternation."""
     clients = [client_of(port, keys[index % len(keys)]) for index in range(AT_ONCE)]
     for client in clients:
         await client.open()
@@ -213,7 +215,8 @@ def _many_stored(few: list[float], many: list[float]) -> Row:
         measured=f"{number(more)} ms",
         baseline=f"{number(less)} ms with 10",
         target="no slower",
-        # Two medians of the same measurement differ by a few per cent on any machine.
+        # Allow 10 % more, because two medians of the same measurement differ by a few per cent on any
+        # machine.
         met=more <= less * 1.1,
         data={"few_ms": few, "many_ms": many},
     )

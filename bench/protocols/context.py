@@ -25,7 +25,7 @@ SERVERS = {
     "thinking": ["npm:@modelcontextprotocol/server-sequential-thinking@2026.8.31"],
 }
 _LIST = "return (await tools.files.listDirectory({ path: '/tmp' })).content.length"
-# Calls whose answers are counted.
+# Calls of Hutch's tools whose answers are counted in tokens.
 ANSWERS: dict[str, tuple[str, dict[str, Any]]] = {
     "search_tools, 5 results": ("search_tools", {"query": "read a file", "limit": 5}),
     "search_tools, the same with scores": (

@@ -112,7 +112,7 @@ def _command(scale: Scale) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "one.json"
         file.write_text(json.dumps(flow([("only", "code.run", {"code": "6 * 7"})], [])))
-        # The first command in a new home runs the self-test.
+        # Run a command that is not measured: the first one in a new home runs the self-test of the jail.
         _timed("eval", "6 * 7", home=folder)
         for _ in range(scale.of(10, 3)):
             measured.append(_timed("flow", "run", str(file), home=folder))

@@ -1,4 +1,6 @@
-"""Toolscripts: from the shell, in a running server, and their tool calls; baseline `deno run --check`."""
+"""Toolscripts from the shell and in a running server, and their tool calls. The baseline is `deno run
+--check`.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def echo(value: int) -> int:
 server.run("stdio")
 '''
 SCRIPT = 'import {{ tools }} from "toolscript";\nreturn await tools.echo.echo({{ value: {0} }});\n'
-# The imports of `hutch exec` before it starts anything.
+# Program with the imports that `hutch exec` makes before it starts any process.
 START_UP = """
 import gc
 gc.set_threshold(10_000)
@@ -74,7 +76,7 @@ async def running(settings: Settings) -> AsyncIterator[App]:
     try:
         await app.mcp_servers.start()
         await run(app, new_script())
-        # The same as `hutch serve` does after its start.
+        # `hutch serve` does the same after its start.
         gc.collect()
         gc.freeze()
         yield app
@@ -94,7 +96,7 @@ async def _spare(app: App) -> None:
     while True:
         stats = app.pool.stats()
         if stats.warm.get("script") and not stats.starting:
-            # The previous runner has to end first.
+            # Give the previous runner time to end.
             return await asyncio.sleep(0.1)
         await asyncio.sleep(0.01)
 
@@ -139,7 +141,9 @@ async def _in_server(app: App, scale: Scale) -> list[Row]:
 
 
 async def _baseline(app: App, scale: Scale) -> list[float]:
-    """Runs Deno without Hutch against the same gateway, with its own warm cache."""
+    """Returns the milliseconds of `deno run --check` with the same gateway, without Hutch and with a warm
+    cache.
+    """
     import uvicorn
 
     server = uvicorn.Server(uvicorn.Config(app.gateway_app, log_config=None, lifespan="off"))
@@ -171,7 +175,7 @@ async def _baseline(app: App, scale: Scale) -> list[float]:
             if await process.wait() != 0:
                 raise RuntimeError("deno run --check failed")
             if index:
-                # The first one fills the cache.
+                # The first run, which fills the cache, does not count.
                 figures.append((time.perf_counter() - began) * 1000)
     server.should_exit = True
     await serving

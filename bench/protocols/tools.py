@@ -63,16 +63,16 @@ class Server:
             client.close()
 
     async def wait_for_spare(self) -> None:
-        """Waits until a spare has the package imported and nothing is being started."""
+        """Waits until a spare has imported the package and no process is being started."""
         while True:
             text = (await self.client.get("/metrics")).text
             if 'hutch_processes_warm{engine="npm"} 1' in text and "hutch_processes_starting 0" in text:
-                # The spare still has to import the package.
+                # The metric counts the spare as warm before it has imported the package.
                 return await asyncio.sleep(0.5)
             await asyncio.sleep(0.02)
 
     async def wait_settled(self) -> None:
-        """Waits until no package is being processed in the background."""
+        """Waits until no package is being installed in the background."""
         while True:
             if not [*(self.home / "npm" / "staging").iterdir()]:
                 return
@@ -107,7 +107,9 @@ async def tools(scale: Scale) -> list[Row]:
 
 
 async def _first(home: str, scale: Scale) -> Row:
-    """Uses a fresh home each time: neither the package nor the installer's cache exists yet."""
+    """Measures the first call of a package. Every sample uses a new home, which has neither the package nor
+    the installer's cache.
+    """
     measured: list[float] = []
     reference: list[float] = []
     for _ in range(scale.of(9, 1)):
@@ -119,7 +121,8 @@ async def _first(home: str, scale: Scale) -> Row:
     async with serving(home) as server:
         await server.call()
     total, registry = median(measured), median(reference)
-    # Measured in turn, because the registry's latency varies by more than the difference.
+    # The pairs were measured one after the other, because the registry's latency varies over time by more
+    # than the difference between the two.
     difference = median(our - their for our, their in zip(measured, reference, strict=True))
     return Row(
         what="tool: first call of a new package (median of the differences from the baseline)",
@@ -196,7 +199,9 @@ async def _at_once(home: str) -> Row:
 
 
 async def _growth(home: str, scale: Scale) -> Row:
-    """The first half fills all caches; the second half must not add anything."""
+    """Checks that processes, memory and files do not grow in the second half of many calls. In the first
+    half, caches fill up.
+    """
     order = random.Random(1).choices(MANY, k=scale.of(200, 20))
     async with serving(home) as server:
         for package in [*dict.fromkeys(order)] * 2:
@@ -206,7 +211,7 @@ async def _growth(home: str, scale: Scale) -> Row:
         for index, package in enumerate(order):
             await server.call({"packageName": package, "name": "default"}, expect_success=False)
             if index + 1 in (len(order) // 2, len(order)):
-                # Wait until all processes that are about to end have ended.
+                # Give processes that are ending the time to do so.
                 await asyncio.sleep(1)
                 seen.append(_footprint(server))
     (processes, memory, files), after = seen
@@ -221,8 +226,8 @@ async def _growth(home: str, scale: Scale) -> Row:
 
 
 def _footprint(server: Server) -> tuple[int, float, int]:
-    """Returns the number of processes below the server, its memory in MB, and the number of files in its
-    home.
+    """Returns the number of descendants of the server, the server's memory in MB, and the number of files in
+    its home.
     """
     waiting, found = [server.pid], 0
     while waiting:

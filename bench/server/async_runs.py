@@ -58,7 +58,9 @@ async def async_runs(scale: Scale) -> list[Row]:
 
 
 class _Client:
-    """One connection that sends prepared requests. A full client would take more time than the server."""
+    """HTTP client that sends prepared requests over one connection. A full HTTP client would take more time
+    per request than the server.
+    """
 
     def __init__(self, port: int) -> None:
         self._port = port

@@ -1,4 +1,4 @@
-"""Executions on workers, against the same executions in this process."""
+"""Executions on the workers of a cluster, compared with the same executions in this process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ MAX_CALL_MS = 1.0
 MIN_SPEED_UP = 7.0
 PLACES = 8
 WORKERS = 8
-# The longer wait needs less of the processors, which all these processes share on one machine.
+# All processes of this benchmark share the processors of one machine. With the longer wait, the executions
+# need less CPU time, so the processors are not the limit.
 WAIT_SECONDS = (0.05, 0.5)
 
 
@@ -100,7 +101,9 @@ class _Front:
 
 
 async def _extra(front: _Front, count: int) -> tuple[float, float]:
-    """Returns the medians on the worker and in this process, which are measured in turns."""
+    """Returns the median times of an execution on the worker and in this process. Alternates between both, so
+    that changes in the machine's load affect them equally.
+    """
     times: dict[bool, list[float]] = {False: [], True: []}
     for local in (False, True):
         for _ in range(20):
@@ -114,7 +117,9 @@ async def _extra(front: _Front, count: int) -> tuple[float, float]:
 
 
 async def _calls(front: _Front, count: int) -> tuple[float, float]:
-    """Returns the median time between two of many calls in a row, on the worker and in this process."""
+    """Returns the median time between two consecutive tool calls of one execution, on the worker and in this
+    process.
+    """
     times: list[float] = []
 
     async def nothing() -> None:
@@ -132,7 +137,7 @@ async def _calls(front: _Front, count: int) -> tuple[float, float]:
 
 
 async def _waiting(front: _Front, workers: int, seconds: float, rounds: int) -> float:
-    """Returns executions a second, with as many at once as there are places."""
+    """Returns the executions per second, when all places of the workers are in use."""
 
     async def wait() -> None:
         await asyncio.sleep(seconds)

@@ -1,7 +1,7 @@
 """The web console in a browser while the server runs many executions: long tasks, and memory of the page.
 
-A task is long by the clock, so on a busy machine it may have waited for a core. The CPU time of the longest
-task of the last minute, from a trace, shows what the page itself does.
+The browser measures long tasks by the clock, so on a busy machine a task may be long because it waited for a
+core. So a trace of the last minute also shows the CPU time of its longest task.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bench.report import Row, Scale, number
 CLIENTS = 16
 BODY = {"code": "1 + 1"}
 MAX_TRACE_SECONDS = 60
-# A page of each kind that follows the server live.
+# One view of each kind that the server updates live.
 VIEWS = ("", "runs")
 OBSERVE_LONG_TASKS = """
 globalThis.longTasks = [];
@@ -46,10 +46,11 @@ async def measure(seconds: float) -> Row:
             browser = await playwright.chromium.launch(executable_path=program, args=arguments)
             try:
                 pages = [await _open(await browser.new_page(), server.port, view) for view in VIEWS]
-                # Loading the pages, and finding their headings, is not part of the load.
+                # Remove the tasks of loading the pages from the list: only tasks under load count.
                 at_start = [task for page in pages for task in await page.evaluate("longTasks.splice(0)")]
                 load = asyncio.create_task(_load(server.port, seconds))
-                # The first tenth fills lists and charts.
+                # Lists and charts fill up in the first tenth of the time. Memory is compared with the memory
+                # after that.
                 await asyncio.sleep(seconds / 10)
                 before = await _heap_bytes(pages)
                 await asyncio.sleep(max(0.0, seconds * 0.9 - MAX_TRACE_SECONDS))

@@ -68,8 +68,8 @@ async def _busy(h: hutch.Hutch, engine: Engine, code: str) -> AsyncIterator[None
 
 
 async def _beside_idle_runs(count: int) -> Row:
-    """Measures executions of one owner while another owner's executions hold as many processes as they
-    may.
+    """Measures executions of one owner while idle executions of another owner hold as many processes as an
+    owner may have.
     """
     async with hutch.Hutch() as h:
         idle = await _times(h, "deno", count)

@@ -1,4 +1,5 @@
-"""Cost of run records: executions with records at the level `errors`, by turns with some without records.
+"""Cost of run records: alternates between executions that are recorded at the level `errors` and executions
+that are not recorded.
 
 The cost is the same for all protocols. Its share is largest for the fastest runs, so this benchmark runs
 executions of the kernel without HTTP.
@@ -17,7 +18,8 @@ from hutch.sandbox.runner.profile import profile_for
 from hutch.session.tools.provider import Provider
 from hutch.settings import load_settings
 
-# The target counts successful runs; a failed one is recorded with its code and message.
+# The target applies to the successful runs only: the record of a failed run is larger, because it has the
+# code and the message.
 CASES = {
     "`1+1`": "1+1",
     "10 tool calls": "for (let n = 0; n < 10;) n = await tools.following({ n })",
@@ -39,15 +41,15 @@ async def recording(scale: Scale) -> list[Row]:
             home = stack.enter_context(tempfile.TemporaryDirectory(prefix="hutch-bench-"))
             apps[name] = app = await App.create(load_settings({"home": home, "record": "errors"}))
             stack.push_async_callback(app.close)
-        # Without a store, nothing is recorded.
+        # Only this App opens a store. The other one records nothing.
         await apps["errors"].storage.start()
         times: dict[tuple[str, str], list[float]] = {}
         for turn in range(scale.of(80, 24)):
             for case, code in CASES.items():
-                # Alternate the order, because the first one may find colder caches.
+                # Alternate the order, because the execution that comes first may find colder caches.
                 for name, app in list(apps.items())[:: -1 if turn % 2 else 1]:
                     measured = await _run(app, code, providers)
-                    # The first turns warm up.
+                    # The first turns only warm up and do not count.
                     if turn >= 4:
                         times.setdefault((case, name), []).append(measured)
         state = apps["errors"].storage.record_queue
@@ -63,7 +65,8 @@ async def recording(scale: Scale) -> list[Row]:
                 what=f"recording `errors` against none, quickjs, {case}: p50",
                 measured=f"{number(recorded)} ms",
                 baseline=f"{number(bare)} ms: the same without records",
-                # Neighbouring turns are compared, because the machine's speed varies.
+                # Compare executions of the same turn with each other, because the machine's speed varies over
+                # time.
                 ratio=ratio,
                 target="ratio of neighbouring turns ≤ 1.05",
                 met=ratio <= 1.05,

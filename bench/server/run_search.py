@@ -1,4 +1,4 @@
-"""Lists of runs with filters over HTTP, from databases with many runs of 50 owners."""
+"""Time of `GET /runs` with filters, with databases that contain many runs of 50 owners."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENGINES = ("quickjs", "quickjs", "quickjs", "deno")
 DETAILS = json.dumps({"tool_calls": 1, "calls": [], "queue_ms": 0.2, "log_lines": 3, "limits": {}})
 BATCH = 5_000
 REPETITIONS = 40
-# Nothing is deleted because of its age or size.
+# Settings with which the server deletes no run because of its age or size.
 KEEP = {"HUTCH_KEEP_RUNS_DAYS": "1000", "HUTCH_MAX_RUNS_BYTES": str(10**12)}
 
 QUERIES = {
@@ -115,14 +115,14 @@ async def measure(home: str, names: Iterable[str], **variables: str) -> dict[str
         serving(home, **KEEP, **variables) as server,
         httpx2.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60, trust_env=False) as client,
     ):
-        # In turns, so that a busy moment of the machine does not count for one query alone.
+        # Send each query once per turn, so that a busy moment of the machine affects all queries.
         for turn in range(REPETITIONS + 1):
             for name, measured in times.items():
                 began = time.perf_counter()
                 response = await client.get(f"/runs?{urlencode(QUERIES[name])}")
                 elapsed = (time.perf_counter() - began) * 1_000
                 response.raise_for_status()
-                if turn:  # The first turn reads the database into memory.
+                if turn:  # Do not count the first turn, which reads the database into memory.
                     measured.append(elapsed)
     return times
 
