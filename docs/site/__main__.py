@@ -22,7 +22,7 @@ CONFIG = "zensical.toml"
 
 
 class NpmScript(NamedTuple):
-    """A script that Zensical would load from another server."""
+    """A script that pages made by Zensical load from another server. The site has a copy of it instead."""
 
     package: str
     version: str
@@ -32,7 +32,7 @@ class NpmScript(NamedTuple):
     """Path on the site."""
 
 
-# Draws the diagrams.
+# Draws the diagrams of pages.
 _MERMAID = NpmScript(
     "mermaid",
     "12.3.0",
@@ -40,7 +40,7 @@ _MERMAID = NpmScript(
     "336df803d87a38b70a01e736e666c8f7601d2ce42f5e47c8fafe5d721074b9a3",
     MERMAID_FILE,
 )
-# Lets the search work if a page is opened as a file.
+# Makes the search work on pages that are opened as files, without a server.
 _IFRAME_WORKER = NpmScript(
     "iframe-worker",
     "1.0.4",
@@ -51,7 +51,7 @@ _IFRAME_WORKER = NpmScript(
 _IFRAME_WORKER_URL = "https://unpkg.com/iframe-worker/shim"
 
 _SOURCE = r'="((?:https?:)?//[^"]+)"'
-# Elements that load something when the page opens.
+# HTML elements that load a file from another server when the page opens.
 _LOADED = re.compile(
     rf'<(?:script|img|iframe|source)\b[^>]*\bsrc{_SOURCE}|<link\b[^>]*\brel="stylesheet"[^>]*\bhref{_SOURCE}'
 )
@@ -64,7 +64,8 @@ def main() -> None:
     write_generated(PAGES, GENERATED)
     for script in (_MERMAID, _IFRAME_WORKER):
         shutil.copyfile(_download(script), PAGES / script.target)
-    # For Zensical, the folder of the configuration is the project. It keeps its cache there.
+    # Zensical treats the folder of its configuration as the project, and writes a cache into it. So it gets a
+    # copy of the configuration in the build folder.
     shutil.copyfile(ROOT / "docs/site" / CONFIG, BUILD / CONFIG)
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
     if subprocess.run(command, cwd=BUILD, check=False).returncode:
@@ -78,7 +79,7 @@ def main() -> None:
 
 
 def outside_resources(site: Path) -> list[str]:
-    """Returns what pages would load from other servers."""
+    """Returns the elements of pages that load something from other servers."""
     return [
         f"{page.relative_to(site)}: {found[0]}"
         for page in sorted(site.rglob("*.html"))
@@ -87,7 +88,9 @@ def outside_resources(site: Path) -> list[str]:
 
 
 def _download(script: NpmScript) -> Path:
-    """Returns a script of an npm package, which Deno downloads once, from the registry that npm would use."""
+    """Returns the path of the script after Deno has downloaded its npm package, unless that is in Deno's
+    cache. Deno uses the same registry as npm.
+    """
     folder = Path(os.environ.get("DENO_DIR") or BUILD / "deno").absolute()
     environ = {"DENO_TLS_CA_STORE": "mozilla,system", **os.environ, "DENO_DIR": str(folder)}
     specifier = f"npm:{script.package}@{script.version}"

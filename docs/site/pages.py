@@ -1,4 +1,4 @@
-"""Writes the pages of the site: those of docs/, adapted to Zensical, and those that are generated."""
+"""Writes the pages of the site: adapted pages of docs/, and generated pages."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 EXAMPLES_PAGE = "reference/examples.md"
 
-# Pages of the site that are files outside of docs/.
+# Files outside of docs/ that also become pages, with the path of each page.
 _OUTSIDE = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "README.md": "index.md"}
 _LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 _CODE_WITH_BAR = re.compile(r"`([^`]*\\\|[^`]*)`")
 _FENCE = re.compile(r"^ *```")
-# Zensical loads Mermaid from another server unless the page has it already.
+# Added to pages with diagrams, because Zensical loads Mermaid from another server unless the page loads it
+# itself.
 _MERMAID = '<script src="{path}"></script>\n\n'
 MERMAID_FILE = "assets/mermaid.min.js"
 
 
 def source_pages() -> dict[str, Path]:
-    """Returns the files that become pages of the site, by the path of the page."""
+    """Returns the path of each page of the site, and the file from which the page is made."""
     pages = {path.relative_to(DOCS).as_posix(): path for path in sorted(DOCS.rglob("*.md"))}
     return pages | {page: ROOT / name for name, page in _OUTSIDE.items() if page not in pages}
 
@@ -41,7 +42,7 @@ def write_pages(out: Path) -> None:
 
 
 def adapt(text: str, path: Path, page: str) -> str:
-    """Adapts the Markdown of code hosts to Python-Markdown."""
+    """Converts Markdown as code hosts read it to Markdown as Python-Markdown reads it."""
     lines = [_adapt_line(line, path, page) if prose else line for line, prose in _lines(text)]
     adapted = "\n".join(lines) + "\n"
     if "```mermaid" in text:
@@ -51,7 +52,9 @@ def adapt(text: str, path: Path, page: str) -> str:
 
 
 def _lines(text: str) -> Iterator[tuple[str, bool]]:
-    """Yields lines, and whether each is prose. Code inside of a list is indented as its list item is."""
+    """Yields every line, and True if it is prose, False if it is code. A code block in a list gets the new
+    indentation of its list item.
+    """
     fence: str | None = None
     for line in text.splitlines():
         if _FENCE.match(line):
@@ -71,13 +74,17 @@ def _adapt_line(line: str, path: Path, page: str) -> str:
 
 
 def _code_with_bar(code: re.Match[str]) -> str:
-    """Writes code that has a bar as HTML. Python-Markdown would show the backslash that protects the bar."""
+    """Converts inline code that contains an escaped `|` to HTML, because Python-Markdown would show the
+    backslash.
+    """
     text = html.escape(code[1], quote=False).replace("\\|", "&#124;")
     return f"<code>{text}</code>"
 
 
 def _indent(line: str) -> str:
-    """Indents what belongs to a list item by four spaces for each level, instead of two or three."""
+    """Changes the indentation of the contents of list items from two or three spaces per level to the four
+    that Python-Markdown requires.
+    """
     text = line.lstrip(" ")
     return " " * 4 * ((len(line) - len(text)) // 2) + text
 

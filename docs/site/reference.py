@@ -75,7 +75,7 @@ def _help(text: str) -> str:
 
 
 def _escape(text: str) -> str:
-    """Protects characters outside of code that Markdown or HTML would interpret."""
+    """Escapes characters that Markdown or HTML would interpret, except in inline code."""
     parts = text.split("`")
     parts[::2] = [re.sub(r"([<*_\[])", r"\\\1", part) for part in parts[::2]]
     return "`".join(parts)
@@ -117,14 +117,18 @@ Every setting with its type and default, generated from the code. For operators 
 
 
 def _documented_meanings() -> dict[str, str]:
-    """Returns what docs/operations.md says about settings, for those whose names say enough in the code."""
+    """Returns the meanings of settings in docs/operations.md. The site uses them for settings without a
+    docstring.
+    """
     page = (DOCS / "operations.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| (.+) \|$", page, re.M)
     return {name: re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", meaning) for name, meaning in rows}
 
 
 def setting_docstrings() -> dict[str, str]:
-    """Returns the texts below the fields of `Settings`, which Python does not keep."""
+    """Returns the docstrings of the fields of `Settings`. They are read from the source, because Python does
+    not keep docstrings of fields.
+    """
     tree = ast.parse(inspect.getsource(model))
     found = {}
     for node in tree.body:
