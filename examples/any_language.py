@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-# `hutch runner` of this Python environment.
+# Runs `hutch runner` from the Python environment of this program.
 RUNNER = [sys.executable, "-m", "hutch", "runner"]
 
 EXECUTE = {

@@ -1,4 +1,6 @@
-"""Suspends a run while a person decides, kills the process that started it, and continues it in this one."""
+"""Starts a run in a second process, where it is suspended while a person decides. Kills that process, and
+continues the run in this process.
+"""
 
 import asyncio
 import os

@@ -15,7 +15,7 @@ async def read_note(name: str) -> str:
 
 async def main(url: str) -> None:
     async with hutch.connect(url, api_key=os.environ.get("HUTCH_API_KEY")) as h:
-        # All executions share one connection.
+        # Both executions use the same connection.
         runs = (
             h.run(f"return (await tools.read_note({{ name: '{day}' }})).toUpperCase()", tools=[read_note])
             for day in ("today", "tomorrow")

@@ -33,7 +33,7 @@ async def search(text: str = "", max_price: float | None = None) -> list[Product
 
 
 def reserve(name: str, count: int = 1) -> int:
-    """Reserve some and return how many are left."""
+    """Reserve products and return how many are left."""
     product = next(product for product in PRODUCTS if product.name == name)
     if product.stock < count:
         raise hutch.ToolError(f"only {product.stock} of {name} left")
