@@ -81,7 +81,7 @@ def test_synchronous_tool_needs_no_event_loop(sync_hutch: hutch.Hutch) -> None:
 
 
 async def test_synchronous_tool_can_block_a_running_event_loop(sync_hutch: hutch.Hutch) -> None:
-    """Like a framework that calls tools synchronously inside an async program."""
+    """Some frameworks call tools synchronously inside an async program."""
     assert sync_hutch.as_tool(sync=True)("return 1") == "1"
 
 

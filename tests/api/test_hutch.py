@@ -184,7 +184,7 @@ async def test_inputs_count_for_the_memory_limit(sandbox: hutch.Hutch) -> None:
 async def test_run_is_logged_with_its_outcome(sandbox: hutch.Hutch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "hutch.runs")
     r = await sandbox.run("await tools.add({a: 1, b: 2}); throw new Error('secret')", tools=[add])
-    await asyncio.sleep(0)  # the caller gets the result first
+    await asyncio.sleep(0)  # the log line is written after the caller has the result
     [message] = [record.getMessage() for record in caplog.records if record.name == "hutch.runs"]
     pattern = rf"run {r.run_id}: runtime_error after [\d.]+ ms \(quickjs, 1 tool call\)"
     assert re.fullmatch(pattern, message)

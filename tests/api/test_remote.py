@@ -207,7 +207,7 @@ async def test_session_on_the_server_with_tools_of_the_client(remote: Remote) ->
 
 
 async def test_lower_time_limit_of_the_server_is_a_timeout() -> None:
-    """Even though the client's own limit is higher."""
+    """The server's limit of 200 ms applies although the client requests 60 s."""
     with running_server(HUTCH_MAX_TIMEOUT_MS="200") as short_limit_server:
         async with hutch.connect(short_limit_server.execbox) as h:
             r = await h.run("for (;;);", timeout_ms=60_000)
@@ -259,7 +259,7 @@ async def test_client_reconnects_when_the_server_is_back() -> None:
         assert (await h.run("3")).result == 3
         second.process.kill()
         second.process.wait()
-    # The client has not noticed yet that this connection is lost.
+    # The killed server is replaced before the client notices that its connection is lost.
     with running_server("--port", port):
         assert (await h.run("4")).result == 4
         await h.close()
@@ -353,7 +353,7 @@ async def test_busy_server_raises_busy() -> None:
         has_started.set()
         await asyncio.Event().wait()
 
-    # Long enough for a process to start.
+    # Runs may wait in the queue for 3 s, so that a process has time to start.
     with running_server(HUTCH_QUEUE_SECONDS="3", **one) as full:
         async with hutch.connect(full.execbox) as h:
             holding = asyncio.create_task(h.run("await tools.hold()", tools=[hold], timeout_ms=60_000))
