@@ -114,7 +114,7 @@ def operator(server: ServeProcess) -> Iterator[httpx2.Client]:
 
 @pytest.fixture(scope="module")
 def api(operator: httpx2.Client) -> OpenApiChecker:
-    """The document as everyone gets it."""
+    """A checker with the document that the server sends to clients without a key."""
     response = httpx2.get(f"{operator.base_url}/openapi.json")
     assert response.headers["content-type"] == "application/json"
     return OpenApiChecker(response.json())
@@ -218,7 +218,7 @@ def test_responses_about_users_match_the_document(api: OpenApiChecker, operator:
     api.check_response("DELETE", "/console/keys/{id}", operator.delete(f"/console/keys/{key.json()['id']}"))
     api.check_response("GET", "/console/users/{name}", operator.get(user))
     api.check_response("DELETE", "/console/users/{name}", operator.delete(user))
-    # The scope of this key does not include running code.
+    # The scopes of this key do not allow running code.
     forbidden = httpx2.post(
         f"{operator.base_url}/run", json={}, headers={"Authorization": f"Bearer {key.json()['secret']}"}
     )
