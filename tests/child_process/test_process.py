@@ -15,7 +15,7 @@ import pytest
 
 from hutch.child_process.process import ChildProcess, find_program, read_available
 
-# Writes its pid and that of a child in another session, then waits; ignores SIGTERM.
+# Program that ignores SIGTERM, starts a child in another session, prints both process ids, and waits.
 STUBBORN = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
