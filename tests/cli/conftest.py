@@ -11,7 +11,9 @@ from tests.npm import registry
 
 @pytest.fixture(scope="module")
 def npm(environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[registry.Registry]:
-    """A registry that does not depend on the tester's npm configuration."""
+    """A registry of packages that tests publish. Commands use only this registry, whatever the tester's npm
+    configuration says.
+    """
     with pytest.MonkeyPatch.context() as patch, registry.run_registry() as served:
         for name in [*os.environ]:
             if name.lower().startswith("npm_config_") or name.lower().endswith("_proxy") or "CERT" in name:

@@ -84,7 +84,7 @@ def test_all_lines_of_the_sample_report_are_there(
 ) -> None:
     executor.key = KEY
     executor.max_ms = 50
-    # Hides the limit, to get the failure of the sample report.
+    # Remove the limit from the response, because the sample report contains its absence as a failure.
     executor.fault = faults.capability("maxExecutionTimeMs", ...)
     assert check(executor.url, api_key=KEY, slow_tool=f"{SLOW_PACKAGE}@0.1.0#sleep") == 0
     report = capsys.readouterr().out

@@ -96,7 +96,8 @@ def test_code_that_looks_like_an_option_goes_after_two_dashes() -> None:
 
 
 def test_timeout_is_in_seconds() -> None:
-    # A busy machine may need longer than the default to find the position of the code.
+    # After a timeout, the runner finds the line that the code had reached. On a busy machine, this takes
+    # longer than the default grace period.
     grace = {"HUTCH_CANCEL_GRACE_MS": "5000"}
     done = hutch("eval", "--timeout", "0.2", "console.log('on'); for (;;);", env=grace)
     assert (done.returncode, done.stdout) == (1, "")
@@ -242,7 +243,8 @@ def test_control_characters_are_escaped_for_a_terminal() -> None:
     with start_hutch(("eval", code), stderr=their_end, env={"NO_COLOR": "1"}) as process:
         os.close(their_end)
         shown = b""
-        # Linux raises at the end of a pseudo-terminal; other systems return nothing.
+        # When the other end of a pseudo-terminal is closed, reading raises OSError on Linux and returns b""
+        # on other systems.
         with contextlib.suppress(OSError):
             while data := os.read(our_end, 4096):
                 shown += data
@@ -250,7 +252,7 @@ def test_control_characters_are_escaped_for_a_terminal() -> None:
     os.close(our_end)
     assert b"\x1b" not in shown
     assert b"\\u001b[31mb" in shown
-    # The failing line is marked.
+    # The output ends with the failing line of the code and a mark below it.
     lines = shown.replace(b"\r\n", b"\n").splitlines()
     assert lines[-2].startswith(b"    1 | console.log(")
     assert lines[-1] == b"      | " + b" " * 40 + b"^"

@@ -1,4 +1,6 @@
-"""Commands that wait for another program, at a terminal, and `hutch mcp` below another Hutch."""
+"""Hints of `hutch mcp` and similar commands when they are started at a terminal, and a `hutch mcp` that
+another Hutch starts.
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from tests.support.processes import (
 import hutch
 
 COMMAND = [*HUTCH, "runner"]
-# The specification says one second; busy machines need more.
+# The specification allows one second until the exit. A busy machine may need more.
 EXIT_SECONDS = 3.0
 
 
@@ -79,7 +79,7 @@ def running_runner(*arguments: str) -> Iterator[Runner]:
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Runner]:
-    """One runner for many tests: it is reusable after every `done`."""
+    """One runner for many tests. A runner can be used again after every `done`."""
     with running_runner() as one:
         yield one
         assert one.close() == b""

@@ -144,7 +144,8 @@ async def test_second_signal_stops_at_once_and_leaves_nothing(number: int) -> No
 
 @pytest.mark.parametrize("command", ['exec "$@"', 'trap : HUP; "$@"; exit'], ids=["server", "make"])
 def test_closed_terminal_ends_the_server_gracefully(command: str) -> None:
-    # The program that owns the terminal is the server itself, or one that does not pass SIGHUP on.
+    # Only the session leader of the terminal gets SIGHUP. It is the server itself, or a program like make,
+    # which does not pass the signal on.
     terminal, end = os.openpty()
     with subprocess.Popen(
         ["setsid", "--ctty", "sh", "-c", command, "sh", *HUTCH, "serve", "--port", "0"],

@@ -370,7 +370,7 @@ def test_folder_without_such_files_cannot_be_trusted(run: Run, checkout: Path) -
 
 
 def test_copy_and_link_in_another_folder_are_not_trusted(run: Run, checkout: Path, tmp_path: Path) -> None:
-    """The same content can name other programs in another folder."""
+    """A relative command such as `./server` names another program in another folder."""
     mark = tmp_path / "mark"
     file = write_servers(checkout, one={"command": "./server"})
     run("trust", "--yes")

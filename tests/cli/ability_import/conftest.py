@@ -13,7 +13,9 @@ from tests.support.processes import hutch
 
 
 class EchoApi(ThreadedHttpServer):
-    """API on loopback. Its responses repeat the request, and `documents` are served by their path."""
+    """API on loopback. It serves `documents` by their path, and answers all other requests with a copy of the
+    request.
+    """
 
     def __init__(self) -> None:
         self.documents: dict[str, bytes] = {}
@@ -39,7 +41,7 @@ class EchoApi(ThreadedHttpServer):
         super().__init__(Handler)
 
     def run(self, ability_id: str, **params: Any) -> dict[str, Any]:
-        """Runs an ability of the user bo and returns the echo of its request."""
+        """Runs an ability of the user bo. Returns the API's copy of the ability's request."""
         run = ("ability", "run", "--user", "bo", ability_id, "--params", "-")
         done = hutch(*run, "--egress-allow", self.address, input=json.dumps(params))
         assert done.returncode == 0, done.stderr

@@ -42,7 +42,9 @@ def definition(operation: dict[str, Any], path: str = "/x", **root: Any) -> dict
 
 @pytest.fixture(scope="module")
 def shop(echo_api: EchoApi, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Abilities of the shop, imported from the API itself. Returns the notes of the import."""
+    """Imports the abilities of the shop from a document that the API serves. Returns the notes of
+    the import.
+    """
     text = SHOP.read_text().replace("{scheme}://api.shop.example", echo_api.url)
     echo_api.documents["/openapi.yaml"] = text.encode()
     folder = tmp_path_factory.mktemp("shop")
@@ -345,7 +347,7 @@ def test_large_documents_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 class HostileSite(BaseHTTPRequestHandler):
-    """Site that sends a document with a fault that the path names."""
+    """Site that sends faulty documents. The path of the request names the fault."""
 
     requests: ClassVar[list[str]] = []
     ended = threading.Event()
@@ -419,14 +421,15 @@ def test_download_that_does_not_end_is_refused(hostile_site: str, monkeypatch: p
     monkeypatch.setattr(openapi_document, "MAX_DOCUMENT_BYTES", 100)
     with pytest.raises(InvalidInput, match="at most"):
         load_document(f"{hostile_site}/huge")
-    # Each byte arrives in time, but the headers have no end.
+    # The site sends headers without end. Each byte arrives in time, so only the limit on the whole download
+    # ends it.
     monkeypatch.setattr(openapi_document, "MAX_DOWNLOAD_SECONDS", 0.3)
     with pytest.raises(InvalidInput, match=r"took longer than 0\.3 s"):
         load_document(f"{hostile_site}/slow")
 
 
 def test_long_references_are_not_followed() -> None:
-    """Each of 20 000 path items would take a tenth of a second."""
+    """Following the reference of one of the 20 000 path items would take a tenth of a second."""
     far = {"$ref": "#/" + "a/" * 1_000_000}
     paths: dict[str, Any] = {f"/p{number}": {"$ref": "#/far"} for number in range(20_000)}
     document = OpenApiDocument({"openapi": "3.0.0", "far": far, "paths": paths})

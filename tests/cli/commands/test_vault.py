@@ -115,7 +115,7 @@ def test_keys_are_revoked_and_removed_by_id(command: Command, bo: str) -> None:
         gone = command("key", verb, key_id)
         assert (gone.returncode, gone.stdout) == (2, "")
         assert f"there is no {key_id!r}" in gone.stderr
-    # If the secret key is given instead of its id, it is not printed again.
+    # A secret key that is given instead of its id is not repeated in the message.
     given = command("key", "revoke", secret)
     assert (given.returncode, given.stdout) == (2, "")
     assert secret not in given.stderr
@@ -228,7 +228,7 @@ def at_terminal(home: Path, question: bytes, answer: bytes, *arguments: str) -> 
 
 
 def read(handle: int) -> bytes:
-    """Returns b"" when the other side is closed."""
+    """Reads available bytes. Returns b"" when the other end is closed."""
     assert select.select([handle], [], [], TIMEOUT_SECONDS)[0], "the process prints nothing more"
     try:
         return os.read(handle, 4096)

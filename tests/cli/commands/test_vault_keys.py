@@ -46,7 +46,7 @@ def test_master_and_data_keys_are_rotated(command: Command, bo: str, home: Path)
     assert after["masters"][1]["id"] == before["masters"][0]["id"]
     shown = command("vault", "status")
     assert (shown.returncode, "is not needed here any more" in shown.stderr) == (0, True)
-    # Everything can still be decrypted without the older key.
+    # Remove the older master key from the file. Everything can still be decrypted.
     file = home / "master.key"
     file.write_text(file.read_text().splitlines()[0] + "\n")
     assert (

@@ -34,7 +34,7 @@ ASKED = """
 
 
 class Notes:
-    """An MCP server that records the calls of its tools and can hold one."""
+    """An MCP server that records the calls of its tools, and delays a call until the test releases it."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -62,7 +62,7 @@ class FlowHome:
         self._file = folder / "flow.json"
 
     def start(self, step: dict[str, Any], run_id: str) -> subprocess.Popen[bytes]:
-        """Starts a flow of one step, whose processes a test kills."""
+        """Starts a run of a flow with one step. Its runtime is a real process, because tests kill it."""
         self._file.write_text(json.dumps(flow([step])))
         env = {**self.env, **REAL_RUNTIMES}
         command = ["flow", "run", str(self._file), "--run-id", run_id]

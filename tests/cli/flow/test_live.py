@@ -1,4 +1,4 @@
-"""Tests of the hint that follows a failed run."""
+"""Tests of the hint that `hutch flow run` prints after a failed run."""
 
 from __future__ import annotations
 

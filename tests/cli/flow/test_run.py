@@ -125,7 +125,7 @@ def test_failed_step_is_exit_1() -> None:
     ],
 )
 def test_invalid_flow_is_exit_2_before_any_process_starts(broken: Any, message: str) -> None:
-    """If the runtime's program were started, it would create a file."""
+    """The runtime is a program that creates a file, so the missing file shows that it was not started."""
     Path("trace.py").write_text("open('started', 'w')")
     done = run(broken, "--executor", "trace.py")
     assert (done.returncode, done.stdout) == (2, "")
@@ -183,7 +183,7 @@ def test_unsupported_kind_is_exit_3_and_the_cache_can_be_cleared(home: Path) -> 
 
 
 def test_flow_rejected_by_the_runtime_is_exit_3() -> None:
-    """Only the runtime checks parameters of steps."""
+    """The flow is valid for the command, because only the runtime checks the parameters of steps."""
     done = run(document([step("a", "wait", {"hours": 1})]))
     assert done.returncode == 3
     assert "hutch: graph.nodes[0].with" in done.stderr
@@ -288,7 +288,8 @@ def test_killed_runtime_is_exit_4() -> None:
         os.kill(runtime, signal.SIGKILL)
         _, stderr = process.communicate(timeout=TIMEOUT_SECONDS)
         assert process.returncode == 4
-        # Which of two errors comes first depends on timing.
+        # Two errors are possible, because either the end of the output or the exit of the process is noticed
+        # first.
         assert "The runtime has ended: " in stderr
         assert "it was ended by signal 9." in stderr
         assert traces.remaining() == []
@@ -374,7 +375,7 @@ def test_stderr_of_a_runtime_is_passed_on_up_to_a_limit() -> None:
 
 
 class Terminal:
-    """A run at a pseudo-terminal."""
+    """A `hutch flow run` process at a pseudo-terminal."""
 
     def __init__(self, *arguments: str) -> None:
         self.our_end, their_end = pty.openpty()
@@ -389,7 +390,7 @@ class Terminal:
 
     def rest(self) -> bytes:
         assert self.process.stdout is not None
-        # Linux raises at the end of a pseudo-terminal.
+        # On Linux, reading raises OSError when the other end of the pseudo-terminal is closed.
         with contextlib.suppress(OSError):
             while data := os.read(self.our_end, 4096):
                 self.seen += data.decode()

@@ -42,7 +42,7 @@ class FlowHome:
         return hutch("flow", *arguments, env=self.env)
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """Starts a command whose processes a test kills."""
+        """Starts a command with real runtime processes, because tests kill them."""
         env = {**self.env, **REAL_RUNTIMES}
         return start_hutch(["flow", *arguments], env=env, stdin=subprocess.DEVNULL)
 
@@ -120,7 +120,7 @@ def test_failed_run_is_resumed_from_the_step_that_failed(home: FlowHome, upstrea
     assert re.search("held: GET .*/held was answered with 500", listed)
     shown = hutch("runs", "show", "r", env=home.env).stdout
     assert ("held: " in shown, "state          failed" in shown, "status" in shown) == (True, True, False)
-    # Starting it again continues the same run.
+    # `flow run` with the same id does not begin a new run, so finished steps are not requested again.
     assert home.run("run", str(home.file), "--run-id", "r").returncode == 1
     assert upstream.request_counts == {"/a": 1, "/b": 1, "/held": 1}
     resumed = home.run("resume", "r", "--json")
@@ -281,7 +281,7 @@ def test_resumed_run_uses_the_options_of_the_original_run(
     nodes = [node("sub", "flow.run", flow="inner.json"), node("bad", "http.get", **upstream.step("bad"))]
     home.file.write_text(json.dumps(flow(nodes, [edge("sub", "bad")])))
     upstream.fail("/bad", 1)
-    # Only the run's own options allow egress.
+    # Egress is allowed only by the options of `flow run`, which `flow resume` has to reuse.
     home.env["HUTCH_EGRESS_ALLOW"] = ""
     allow = ("--egress-allow", upstream.address)
     assert home.run("run", str(home.file), "--run-id", "r", *allow).returncode == 1
@@ -338,7 +338,8 @@ def test_killed_run_leaves_no_plaintext_and_is_resumed_after_a_rotation(
         process.kill()
         process.wait(TIMEOUT_SECONDS)
     assert (folder / "master.key").stat().st_mode & 0o777 == 0o600
-    # Also not in SQLite's write-ahead log, which exists until the runtime has closed the file too.
+    # The secret must not be in SQLite's write-ahead log either. The log exists as long as the runtime has the
+    # database open.
     assert b"S3CRET" not in (folder / "hutch.db").read_bytes()
     with contextlib.suppress(FileNotFoundError):
         assert b"S3CRET" not in (folder / "hutch.db-wal").read_bytes()
@@ -346,7 +347,7 @@ def test_killed_run_leaves_no_plaintext_and_is_resumed_after_a_rotation(
     rotated = hutch("vault", "rotate", "--master", env=home.env)
     assert rotated.returncode == 0, rotated.stderr
     assert "flows: a new key for new data; older keys still in use: 1" in rotated.stderr
-    # The older master key is not needed any more.
+    # Remove the older master key, which is not needed after the rotation.
     keys = folder / "master.key"
     keys.write_text(keys.read_text().splitlines()[0] + "\n")
     resumed = home.run("resume", "r")

@@ -1,4 +1,4 @@
-"""Tests of the live view, the line view and the step table behind both."""
+"""Tests of the live view and the line view of a run, and of the step table that both use."""
 
 from __future__ import annotations
 

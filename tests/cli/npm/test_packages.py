@@ -187,7 +187,7 @@ def test_exported_tools_are_described_if_none_is_listed(npm: Registry, tpmjs: An
     name = f"pkg-unlisted-{len(json.dumps(tpmjs))}"
     publish(npm, name, tpmjs=tpmjs)
     done = hutch("packages", "describe", name)
-    # The default export is one of the others.
+    # The default export is not listed, because it is the same tool as one of the named exports.
     assert (done.returncode, done.stdout.splitlines()[:6]) == (
         0,
         [f"{name}@1.0.0", "", "other", "", "weather", "  The weather."],

@@ -43,7 +43,7 @@ def registry(npm: Registry) -> Registry:
 
 @pytest.fixture
 def folder(registry: Registry, tmp_path: Path) -> Path:
-    """A folder that contains my-tool."""
+    """A folder that contains the package `my-tool`."""
     write_package(tmp_path / "my-tool", MANIFEST, {"index.js": MODULE})
     return tmp_path
 
@@ -192,7 +192,7 @@ def test_watch_runs_again_after_each_change_and_ends_with_ctrl_c(folder: Path) -
             assert "hutch: ok at " in first
             index.write_text(ENDLESS)
             lines_until(process, "endless")
-            # A change ends a run.
+            # A change of the file ends the run in progress, which would otherwise never end.
             index.write_text(MODULE.replace("${name}", "<${name}>"))
             assert ' <Bo>"\n' in lines_until(process, status)
             manifest.write_text("{")

@@ -39,7 +39,9 @@ DONE = flow([node("w", "wait", seconds=0)])
 
 @pytest.fixture(scope="module")
 def runtime() -> Iterator[StdioRuntime]:
-    """One runtime for many tests, none of which may break it. It prints nothing but responses."""
+    """One runtime for many tests, none of which may break it. After the last test, checks that the runtime
+    printed nothing but responses.
+    """
     with running_runtime() as one:
         yield one
         assert one.close() == b""
@@ -433,7 +435,8 @@ def test_killed_orchestrator_leaves_no_runtime_and_no_guest() -> None:
             with Traces(pid) as traces:
                 return traces.processes
 
-        # bubblewrap, its child and Deno, for each engine.
+        # Each engine has bubblewrap, its child and Deno, so at least four processes mean that both have
+        # started.
         wait_until(lambda: guests() >= 4)
         with Traces(pid) as traces:
             os.kill(process.pid, signal.SIGKILL)

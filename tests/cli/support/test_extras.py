@@ -1,4 +1,4 @@
-"""Messages of commands whose packages are not installed."""
+"""Error messages of commands that need packages of an extra which is not installed."""
 
 from __future__ import annotations
 
