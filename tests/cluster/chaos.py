@@ -36,7 +36,7 @@ import hutch
 from hutch.errors import HutchError
 
 PR_SET_CHILD_SUBREAPER = 36
-# Outcomes that a caller may get when a machine was killed. Everything else must be the right answer.
+# Error codes that a caller may get when a machine was killed. Every other answer must be the right result.
 ALLOWED = {"busy", "interrupted", "internal_error", "cancelled", "shutting_down", "connection_lost"}
 SETTLE_SECONDS = 90.0
 LIMITS = {"timeout_ms": 20_000}
@@ -95,8 +95,8 @@ class PostgresNode:
         self._server.start()
 
     def kill(self) -> None:
-        # All processes of the server end at once, without a checkpoint, as after SIGKILL, but none of them is
-        # left when the server starts again.
+        # On SIGQUIT, PostgreSQL ends all of its processes at once and without a checkpoint. After SIGKILL,
+        # some of them could still exist when the server starts again.
         self._server.stop(signal.SIGQUIT)
 
 
@@ -169,7 +169,7 @@ class Chaos:
                     await asyncio.sleep(0.1)
 
     async def _kill(self, until: float) -> None:
-        """Kills one node after another, in a random order in which all kinds occur."""
+        """Kills one node after another, in a random order in which every kind of node occurs."""
         kinds: list[str] = []
         while time.monotonic() < until:
             await asyncio.sleep(self.random.uniform(0.5, 2.0))

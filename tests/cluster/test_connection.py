@@ -128,7 +128,9 @@ async def test_nkey_and_credentials_file(tmp_path: Path) -> None:
 
 
 def credentials(folder: Path) -> tuple[Path, Path]:
-    """Writes a credentials file of a user, and the configuration of a server that knows its account."""
+    """Writes a user's credentials file, and the configuration of a NATS server that accepts the user's
+    account.
+    """
 
     def pair(prefix: int) -> tuple[Any, bytes]:
         seed = nkeys.encode_seed(os.urandom(32), prefix)
@@ -175,7 +177,7 @@ def credentials(folder: Path) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    """A server with the configuration of the documentation."""
+    """A NATS server with the configuration that docs/scaling.md shows."""
     [text] = re.findall(r"```conf\n(.*?)```", PAGE.read_text(), re.S)
     config = tmp_path_factory.mktemp("nats") / "nats.conf"
     with pytest.MonkeyPatch.context() as patch:
@@ -225,7 +227,8 @@ async def test_permissions_suffice_and_a_hostile_worker_learns_and_forges_nothin
             code = "const secret = 'confidential-value'; return secret.length + await tools.wait({})"
             running = asyncio.ensure_future(front.run(code, tools=[wait]))
             await eventually(lambda: answers)
-            # It sends everything that it saw to the front and to all workers, changed and unchanged.
+            # The hostile client sends every message that it has seen to the front and to all workers,
+            # unchanged and changed.
             for _, data in [*seen]:
                 for forged in (data, data[:1] + os.urandom(len(data) - 1), b'{"type":"done"}'):
                     await hostile.publish(inbox, forged)

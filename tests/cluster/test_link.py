@@ -107,7 +107,7 @@ async def test_changed_and_foreign_packets_are_dropped() -> None:
     pair.front.send(1, 1, b"authentic")
     assert await pair.front.flushed(10)
     assert pair.received == [(1, 1, b"authentic")]
-    # A recorded packet has no effect when it is sent again.
+    # An attacker who sends a recorded packet again has no effect.
     pair.worker.receive(pair.sent[0])
     assert len(pair.received) == 1
     pair.close()
@@ -115,7 +115,7 @@ async def test_changed_and_foreign_packets_are_dropped() -> None:
 
 
 async def test_forged_numbers_cause_no_answer() -> None:
-    """Everyone who may publish on NATS can send such packets: the id of a link is not secret."""
+    """The id of a link is not secret, so every client that may publish on NATS can send packets with it."""
     pair = Pair()
     pair.front.send(1, 1, b"authentic")
     assert await pair.front.flushed(10)
@@ -125,7 +125,8 @@ async def test_forged_numbers_cause_no_answer() -> None:
     for number in (0, 1, 2, 2**64 - 1):
         pair.worker.receive(packet[:17] + number.to_bytes(8) + os.urandom(40))
     assert answers == []
-    # The peer repeats a packet if the acknowledgement was lost.
+    # An authentic packet that is repeated gets an answer, because the acknowledgement of the first one may
+    # have been lost.
     pair.worker.receive(packet)
     assert len(answers) == 1
     pair.close()
@@ -181,7 +182,7 @@ async def test_message_above_the_limit_is_refused(monkeypatch: pytest.MonkeyPatc
     pair = Pair()
     with pytest.raises(ValueError, match=f"the limit is {MAX_FRAME_BYTES}"):
         pair.front.send(1, 1, bytes(MAX_FRAME_BYTES + 1))
-    # A peer that sends one all the same is cut off.
+    # The receiver closes the link to a peer that sends a message above the limit.
     pair.front.send(1, 1, bytes(2_000))
     monkeypatch.setattr(links, "MAX_FRAME_BYTES", 1_000)
     await eventually(lambda: pair.lost)

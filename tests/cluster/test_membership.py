@@ -89,7 +89,9 @@ async def known(front: FrontApp, *names: str) -> None:
 
 
 async def test_executions_of_a_killed_worker(nats: NatsServer, tmp_path: Path, first: WorkerProcess) -> None:
-    """Those without tool calls begin again elsewhere. Others end as interrupted, with their calls."""
+    """Executions that have not called a tool begin again on another worker. The others end as interrupted,
+    and their results list their calls.
+    """
     held = HeldTool()
     async with AsyncExitStack() as stack:
         front = await stack.enter_async_context(open_front(nats.url, tmp_path / "front"))
@@ -151,7 +153,7 @@ async def test_executions_of_a_lost_front_are_cancelled(
         await known(front, "first")
         tasks = [await started(front, "while (true) {}", engine) for engine in ("quickjs", "deno")]
         assert front.app.front is not None
-        # A front that is killed says nothing any more.
+        # Simulate a killed front, which stops announcing itself.
         front.app.front.node.announce = lambda *_: None  # type: ignore[method-assign]
 
         def runs() -> bool:
@@ -186,7 +188,7 @@ async def test_session_survives_a_restart_of_nats(tmp_path: Path) -> None:
             assert (await running).result == 1_000_001
             assert (await front.run("1 + 1")).result == 2
             assert held.calls == ["a", "b"]
-            # A server that is cut off for two seconds.
+            # Stop the NATS server for two seconds, as if the network had failed.
             waiting = asyncio.ensure_future(
                 front.run("return await tools.wait({key: 'c'})", tools=[held.wait])
             )
@@ -226,7 +228,9 @@ async def test_draining_worker_hands_over_what_waits_and_finishes_the_rest(
 async def test_stopped_worker_cannot_interfere_when_it_continues(
     nats: NatsServer, tmp_path: Path, first: WorkerProcess
 ) -> None:
-    """Its execution has begun again elsewhere. What it still sends for it is dropped."""
+    """The worker's execution has begun again on another worker. The front drops what the stopped worker still
+    sends for that execution.
+    """
     calls: list[str] = []
 
     def mark(key: str) -> None:
@@ -272,7 +276,7 @@ async def test_worker_of_another_version_is_refused_with_a_message(
             with pytest.raises(Busy, match="No worker is connected"):
                 await front.run("1 + 1")
             assert "the worker old gets no work: it has version 9.0.0" in caplog.text
-            # A front that asks all the same is refused by the worker.
+            # The worker itself also refuses a front that has another version.
             assert front.app.front is not None
             for known_worker in front.app.front.membership.workers.values():
                 known_worker.problem = None

@@ -13,7 +13,7 @@ from hutch.settings import Settings
 
 
 class RecordingConnection:
-    """Delivers what is published to the subscriber, and records it."""
+    """NATS connection that records published messages and delivers them to the subscriber."""
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []

@@ -1,4 +1,4 @@
-"""A server of a cluster without NATS or without PostgreSQL, at its start and later."""
+"""A server of a cluster when NATS or PostgreSQL is not available at its start, or stops later."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_server_is_not_ready_while_nats_or_postgres_is_away(tmp_path: Path) -> N
             refused = client.post("/run", json={"code": "1 + 1"})
             assert refused.status_code == 503
             assert "Retry-After" in refused.headers
-            # A run that is accepted meanwhile waits for the workers.
+            # The server accepts an asynchronous run without NATS. The run waits until workers are connected.
             waiting = accept()
             assert waiting.status_code == 202
             nats.start()
@@ -81,7 +81,7 @@ def test_server_is_not_ready_while_nats_or_postgres_is_away(tmp_path: Path) -> N
             postgres.stop()
             wait_until(lambda: problems() == {"store"})
             assert accept().status_code == 503
-            # Executions of the operator need no database.
+            # Without a key, executions belong to the operator, for whom the database is not needed.
             assert client.post("/run", json={"code": "1 + 1"}).json()["result"] == 2
             postgres.start()
             wait_until(lambda: problems() == set())

@@ -21,7 +21,9 @@ from hutch.settings import Settings
 
 
 class RecordingLink:
-    """Records what is sent. Placement is tested without the workers themselves."""
+    """Fake link to a worker that counts the executions sent to it, because placement is tested without real
+    workers.
+    """
 
     def __init__(self) -> None:
         self.is_closed = False
@@ -207,7 +209,7 @@ async def test_cancelled_execution_gives_its_place_back() -> None:
     waiting = asyncio.ensure_future(take(cluster))
     await asyncio.sleep(0)
     placed.release(runner, owner="bo")
-    # The place is assigned, but the task has not run yet.
+    # Cancel the task after it was given the place, but before it runs.
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     assert cluster.wanted()["quickjs"] == 0

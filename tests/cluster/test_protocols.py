@@ -29,7 +29,7 @@ from hutch.protocols.toolscript.execute import ScriptRequest
 from hutch.protocols.tpmjs.models import PackageToolCall, ToolOutcome
 from hutch.sandbox.runner.profile import profile_for
 
-# The tool that `hutch check` calls.
+# Fake of the package whose tool `hutch check` calls.
 TEMPLATES = """
 export const templateRenderTool = {
   description: "Renders a template",
@@ -110,7 +110,9 @@ async def test_worker_installs_a_package_and_runs_its_tool(front: FrontApp) -> N
 
 
 async def test_egress_policy_of_the_worker_applies(front: FrontApp) -> None:
-    """The front's policy allows nothing, but the worker's allows the registry."""
+    """The tool can reach the registry, because the worker's policy allows that, although the front's policy
+    allows nothing.
+    """
     outcome = await call(front, "fetches 1.0.0")
     assert outcome.output_json == b"200"
 

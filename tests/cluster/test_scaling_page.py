@@ -19,13 +19,15 @@ PAGE = Path(__file__).parents[2] / "docs/scaling.md"
 
 
 def blocks() -> list[str]:
-    """Returns the shell commands of the section."""
+    """Returns the blocks of shell commands in the section "From one machine to three"."""
     section = PAGE.read_text().partition("## From one machine to three\n")[2].partition("\n## ")[0]
     return re.findall(r"```sh\n(.*?)```", section, re.S)
 
 
 class Machine:
-    """A shell with its own home. What it starts in the background ends with the test."""
+    """One of the machines: runs shell commands with its own home. Processes that a command starts in the
+    background end with the test.
+    """
 
     def __init__(self, home: Path, environ: dict[str, str], ports: dict[str, int]) -> None:
         copy_selftest(home)
@@ -34,7 +36,7 @@ class Machine:
         self._processes: list[subprocess.Popen[str]] = []
 
     def run(self, commands: str) -> str:
-        """Runs commands as the page has them, except that ports differ. Returns their output."""
+        """Runs commands of the page, with other ports. Returns their output."""
         for shown, port in self._ports.items():
             commands = commands.replace(shown, str(port))
         background = re.search(r"&$", commands.strip(), re.M) is not None
