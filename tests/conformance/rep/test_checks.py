@@ -1,4 +1,6 @@
-"""The REP suite: the built-in runtime passes every check, faulty runtimes fail those for their fault."""
+"""The REP suite: the built-in runtime passes every check, and each faulty runtime fails the checks for its
+fault.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,8 @@ async def test_faulty_runtime_fails(
     monkeypatch: pytest.MonkeyPatch, fault: str, name: str, reason: str
 ) -> None:
     monkeypatch.setattr(runs, "EXIT_SECONDS", 0.5)
-    # Short only for runtimes that never answer or never end.
+    # Use the short limit only for runtimes that never answer or never end. A busy machine may need longer for
+    # the others.
     target = RuntimeTarget(faulty(fault), seconds=3 if "3 s" in reason else 30)
     target.capabilities = {"step_kinds": ["code.run", "wait", "dsl.emit"]}
     try:

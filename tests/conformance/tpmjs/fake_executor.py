@@ -53,7 +53,7 @@ class ReceivedRequest:
         return (self.method, self.path) == ("POST", "/execute-tool")
 
     def has(self, **fields: object) -> bool:
-        """Whether the body has these fields."""
+        """Returns whether the body has these fields with these values."""
         body = self.body if isinstance(self.body, dict) else {}
         return all(body.get(name) == value for name, value in fields.items())
 
@@ -71,7 +71,7 @@ Fault = Callable[[ReceivedRequest, FakeReply], object]
 
 
 class FakeExecutor:
-    """The server's behaviour, which tests change while it runs."""
+    """ASGI application of the fake executor. Tests change its behaviour while it runs."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -104,9 +104,9 @@ class FakeExecutor:
         try:
             self.fault(request, reply)
         except Exception as error:
-            # A fault that raises is an error in the test.
+            # A fault function that raises is a mistake in the test, which the fixture reports at the end.
             self.errors.append(error)
-        # Until the client disconnects.
+        # Wait until the client disconnects.
         while reply.hangs and (await receive())["type"] != "http.disconnect":
             pass
         await asyncio.sleep(reply.delay)
@@ -265,9 +265,10 @@ def running() -> Iterator[FakeExecutor]:
 
 @contextlib.contextmanager
 def answering(response: bytes | None, *, reset: bool = False) -> Iterator[str]:
-    """Serves the same bytes to every client and closes, or sends nothing; yields the address.
+    """Sends these bytes to every client and closes the connection, or sends nothing if `response` is None.
+    Yields the address.
 
-    With `reset` it closes while the client is still sending.
+    With `reset`, closes the connection while the client is still sending.
     """
     with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as peers:
 

@@ -8,8 +8,8 @@ from tests.conformance.tpmjs.fake_executor import FakeReply, Fault, ReceivedRequ
 
 
 def at(where: str, **changes: Any) -> Fault:
-    """Changes fields or the status (`http`) of responses to requests such as `GET /health`; ... removes a
-    field.
+    """Changes fields of responses to a request such as `GET /health`, or their status (`http`). The value
+    `...` removes a field.
     """
 
     def fault(request: ReceivedRequest, reply: FakeReply) -> None:
@@ -52,7 +52,9 @@ def capability(name: str, value: Any) -> Fault:
 
 
 def accepts(invalid: Any) -> Fault:
-    """Executes requests with this body, or with these fields, that should be refused."""
+    """Answers invalid execution requests, which have this body or these fields, with success instead of
+    refusing them.
+    """
 
     def fault(request: ReceivedRequest, reply: FakeReply) -> None:
         matches = request.has(**invalid) if isinstance(invalid, dict) else request.body == invalid

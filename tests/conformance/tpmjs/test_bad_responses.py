@@ -1,4 +1,4 @@
-"""Broken executors and other servers still get a report; nothing is raised."""
+"""Reports about broken executors and about servers that are not executors: the suite never raises."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hutch.conformance.tpmjs.target import Timeouts
 
 @pytest.fixture(autouse=True)
 def small_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Load is tested elsewhere."""
+    """Makes the load checks short. test_timing.py tests them."""
     monkeypatch.setattr(target, "MIN_HEALTH_REQUESTS", 1)
     monkeypatch.setattr(target, "LOAD_ROUNDS", 1)
 

@@ -48,7 +48,7 @@ async def test_cleanup_gets_literal_and_mapped_parameters(executor: FakeExecutor
     step = {"tool": "deleteThing", "params": {"force": True}, "mapping": {"id": "rendered", "x": "no.where"}}
     executor.health_check = {"testParams": {"template": "thing 7"}, "cleanup": [step]}
     found = await finding(executor, NAME)
-    # The fake executor has no such tool. Cleanup does not change the verdict.
+    # The cleanup fails because the fake executor has no tool `deleteThing`. This does not change the verdict.
     assert (found.outcome, found.detail) == ("passed", "called with success; cleanup failed: deleteThing")
     _, cleanup = executions(executor)
     assert (cleanup["name"], cleanup["params"]) == ("deleteThing", {"force": True, "id": "thing 7"})

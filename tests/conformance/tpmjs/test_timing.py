@@ -29,7 +29,7 @@ async def test_health_must_answer_in_time_while_executions_run(
     executor.fault = fault
     found = await finding(executor, UNDER_LOAD)
     assert (found.outcome, found.detail.startswith("p99 of ")) == ("failed", True)
-    # The valid request, and the load.
+    # One valid request before the load, and the requests of the load, but no second attempt.
     assert (
         sum(request.is_execution for request in executor.requests)
         == 1 + target.LOAD_CLIENTS * target.LOAD_ROUNDS
@@ -70,7 +70,7 @@ async def test_busy_executor_with_retry_after_passes(executor: FakeExecutor) -> 
     executor.max_running = 0
 
     def fault(request: ReceivedRequest, reply: FakeReply) -> None:
-        # The valid request is accepted.
+        # Accept only the first execution, which is the valid request before the load.
         if sum(request.is_execution for request in executor.requests) == 1:
             reply.status, reply.body = 200, success(1).body
             del reply.headers["Retry-After"]
