@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Error, Page, ViewportSi
 from tests.support.processes import ServeProcess, running_server
 
 WEB = Path(__file__).parents[3] / "src/hutch/console/web"
-# For slow machines. It only matters for tests that fail.
+# Long, because the machine may be slow. Tests that pass do not wait for it.
 TIMEOUT_MS = 20_000
 VIEWPORT: ViewportSize = {"width": 1280, "height": 800}
 expect.set_options(timeout=TIMEOUT_MS)
@@ -25,10 +25,11 @@ OpenPage = Callable[..., Page]
 def browser() -> Iterator[Browser]:
     program = shutil.which("chromium") or shutil.which("chromium-browser")
     assert program, "the tests need Chromium: run `apt install chromium`"
-    # Playwright's event loop runs in this thread until the `with` block ends, and asynchronous tests of other
-    # modules cannot run meanwhile. So each module has its own browser.
+    # Each module has its own browser: until the `with` block ends, Playwright's event loop occupies this
+    # thread, and asynchronous tests of other modules could not run.
     with sync_playwright() as playwright:
-        # Chromium refuses to run its own sandbox as root. It only opens pages of this machine.
+        # Chromium refuses to run its own sandbox as root. It is not needed, because the browser only opens
+        # pages of this machine.
         arguments = ["--no-sandbox"] if os.getuid() == 0 else []
         browser = playwright.chromium.launch(executable_path=program, args=arguments)
         yield browser
@@ -49,8 +50,8 @@ def server(home: str) -> Iterator[ServeProcess]:
 
 @pytest.fixture(scope="module")
 def shared_page(browser: Browser) -> Iterator[Page]:
-    """A page that all tests of a module use in turn: a new one takes a second or two of CPU time, because
-    Chromium starts a process for it and compiles the scripts again.
+    """A page that all tests of a module use, one after the other. A new page for each test would take a
+    second or two of CPU time, because Chromium starts a process for it and compiles the scripts again.
     """
     context = browser.new_context(viewport=VIEWPORT)
     context.set_default_timeout(TIMEOUT_MS)
@@ -60,14 +61,14 @@ def shared_page(browser: Browser) -> Iterator[Page]:
 
 @pytest.fixture
 def page(shared_page: Page) -> Iterator[Page]:
-    """The page as it is in a new browser. Fails the test if the page raised an error."""
+    """The shared page, without any state of earlier tests. Fails the test if the page raised an error."""
     errors: list[str] = []
 
     def on_error(error: Error) -> None:
         errors.append(str(error))
 
     def on_message(message: ConsoleMessage) -> None:
-        # Failed requests are reported as console errors. Tests of failures expect them.
+        # The browser also reports failed requests as console errors. Some tests cause such failures.
         if message.type == "error" and "Failed to load resource" not in message.text:
             errors.append(message.text)
 
@@ -77,7 +78,7 @@ def page(shared_page: Page) -> Iterator[Page]:
     shared_page.remove_listener("pageerror", on_error)
     shared_page.remove_listener("console", on_message)
     shared_page.evaluate("localStorage.clear(), sessionStorage.clear()")
-    # Otherwise a URL that differs only in its fragment would not load the page again.
+    # Leave the page, so that the next test loads it again even if its URL differs only in the fragment.
     shared_page.goto("about:blank")
     shared_page.context.clear_cookies()
     shared_page.set_viewport_size(VIEWPORT)

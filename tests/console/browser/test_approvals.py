@@ -24,7 +24,7 @@ steps:
 
 @pytest.fixture(scope="module")
 def server(home: str) -> Iterator[ServeProcess]:
-    """A server whose example shop asks before it takes an order."""
+    """A server whose example tool `shop.order` needs an approval."""
     Path(home, "hutch.toml").write_text('example_tools = true\n[approvals]\nshop__order = "ask"\n')
     with running_server(HUTCH_HOME=home) as running:
         httpx2.post(running.url + "/flows", content=FLOW, headers={"Content-Type": "application/yaml"})
@@ -41,13 +41,13 @@ def test_call_that_waits_longer_than_the_time_limit_is_allowed_beside_its_code(
     expect(approval).to_contain_text("shop.order")
     expect(approval).to_contain_text('"count": 4')
     expect(page.get_by_role("link", name="Approvals")).to_contain_text("1")
-    page.wait_for_timeout(3_100)  # the time limit
+    page.wait_for_timeout(3_100)  # wait longer than the time limit of the run
     approval.get_by_role("button", name="Allow").click()
     expect(page.get_by_text("80", exact=True)).to_be_visible()
     page.get_by_role("link", name="Timeline").click()
     expect(page.get_by_role("button", name=re.compile("^order"))).to_be_visible()
     expect(page.get_by_role("alert")).to_have_count(0)
-    # The tools are those of the server, so that they can be called again.
+    # "Run again" works, because the run uses tools of the server.
     page.get_by_role("button", name="Run again").click()
     expect(approval).to_contain_text("shop.order")
     approval.get_by_role("button", name="Deny").click()

@@ -36,7 +36,7 @@ outputs: {greeting: "Hello, ${step.shout}!"}
 
 @pytest.fixture(scope="module")
 def filled(server: ServeProcess, home: str) -> ServeProcess:
-    """The server after some work."""
+    """The server with stored flows, users, keys, runs and a session."""
     httpx2.post(server.url + "/flows", content=FLOW, headers={"Content-Type": "application/yaml"})
     hutch("user", "add", "ann", env={"HUTCH_HOME": home})
     hutch("key", "add", "ann", env={"HUTCH_HOME": home})
@@ -48,7 +48,7 @@ def filled(server: ServeProcess, home: str) -> ServeProcess:
 
 
 def detail_pages(server: ServeProcess) -> Iterator[str]:
-    """Returns the path of one page of each kind below the views."""
+    """Yields the path of one detail page of each kind: run, session, flow, user."""
     failed = httpx2.get(server.url + "/runs", params={"status": "failed", "limit": 1}).json()["runs"][0]
     yield from (f"runs/{failed['run_id']}", "sessions/work", "flows/greet", "access/ann")
 
@@ -87,7 +87,7 @@ def test_api_page_shows_operations_with_examples_and_fits_a_phone(
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-# Only the colours differ between the schemes.
+# In the dark scheme, only the contrast is checked, because only the colours differ.
 @pytest.mark.parametrize(
     ("scheme", "options"), [("light", {}), ("dark", {"runOnly": ["color-contrast"]})], ids=["light", "dark"]
 )
@@ -114,8 +114,8 @@ def test_no_view_has_a_serious_problem_for_assistive_technology(
 
 
 def serious_problems(page: Page, options: dict[str, list[str]]) -> Iterator[str]:
-    # Request only violations in full. Elements without problems would make a large answer, and only their
-    # rules count.
+    # Request details only for violations. Details of all elements without problems would make the answer
+    # large.
     script = """async (options) => {
         const { passes, violations } = await axe.run({ ...options, resultTypes: ["violations"] });
         return { passes: passes.length, violations };
@@ -164,7 +164,9 @@ def test_reloaded_view_has_the_same_filters(server: ServeProcess, open_page: Ope
 
 
 def test_console_says_that_records_wait_for_the_database(server: ServeProcess, open_page: OpenPage) -> None:
-    """A test of `/ready` stops a real database. Here, only the page is tested."""
+    """The state of the database is faked, because this tests only the page. tests/http/test_ready.py stops a
+    real database.
+    """
     page = open_page(server.url + "/#/connect")
     records = {"status": "waiting for the database", "waiting": 1234, "dropped": 0}
     page.route("**/health", lambda route: route.fulfill(json={"status": "ok", "records": records}))
