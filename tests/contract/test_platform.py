@@ -39,7 +39,8 @@ PLATFORM: dict[str, Topic] = {
         ),
         "fire in the order of their delays": (
             (
-                # The delays are far apart because a busy machine may pause between two calls.
+                # The delays differ by at least 90 ms, because a busy machine may pause between two calls of
+                # setTimeout.
                 "const o = []; await Promise.all([200, 10, 100].map((d) => new Promise((r) =>"
                 " setTimeout(() => { o.push(d); r() }, d)))); return o"
             ),

@@ -1,4 +1,6 @@
-"""Isolation between executions: one leaves nothing behind, and concurrent ones do not affect each other."""
+"""Isolation between executions: an execution leaves no state to the next one, and concurrent executions do
+not affect each other.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ FIND_POLLUTION = """
 
 async def test_changes_to_globals_and_prototypes_do_not_survive_the_execution(run: Run) -> None:
     for _ in range(2):
-        # The polluting code may end in any way, but must end soon.
+        # The result of the polluting code does not matter, but it must end soon.
         await run(POLLUTION, timeout_ms=300)
         result = await run(FIND_POLLUTION)
         assert (result.result, result.logs) == ([], ["seen"])
@@ -104,7 +106,7 @@ async def test_clock_is_the_hosts(run: Run) -> None:
 
 
 async def test_concurrent_executions_all_return_their_own_results(run: Run, engine: str) -> None:
-    # On deno, each has its own process.
+    # Start fewer executions on deno, because each of them has its own process.
     numbers = range(32 if engine == "quickjs" else 12)
 
     async def square(n: int) -> int:

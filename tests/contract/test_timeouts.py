@@ -90,7 +90,7 @@ async def test_cancelling_the_call_ends_the_execution_in_every_state(run: Run, s
         await task
     assert time.monotonic() - started < 15
     calls = tools.calls
-    # The sandbox still runs code, and the tools of the cancelled execution are no longer called.
+    # Afterwards, the sandbox still runs code, and the cancelled execution calls no more tools.
     assert (await run("1 + 1")).result == 2
     assert tools.calls == calls
 
@@ -204,8 +204,8 @@ async def test_timeout_names_the_tools_that_the_guest_waited_for(run: Run) -> No
 @pytest.mark.parametrize("others", [0, 3])
 async def test_timeout_of_a_busy_guest_says_where_it_was(run: Run, others: int) -> None:
     code = "function busy() {\n  for (;;) Math.sqrt(2)\n}\n\nbusy()"
-    # If a busy machine delays the runner, the host answers without knowing the line, so this may take several
-    # attempts.
+    # On a busy machine, the runner may be too slow to report the line, and the host returns the timeout
+    # without it. So try several times.
     for _ in range(5):
         async with asyncio.TaskGroup() as group:
             for _ in range(others):

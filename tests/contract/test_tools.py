@@ -22,7 +22,7 @@ async def echo(value: Any, /) -> Any:
 
 
 def provider_of(*names: str) -> Provider:
-    """Returns a provider of tools that each return their own original name."""
+    """Returns a provider with a tool for each name. Each tool returns its own original name."""
 
     def named(name: str) -> hutch.Tool:
         async def answer() -> str:

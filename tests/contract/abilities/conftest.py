@@ -1,4 +1,4 @@
-"""One ability harness for most tests; every test has a new user."""
+"""Fixtures: one ability harness that most tests share, with a new user for every test."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hutch.settings import Settings
 
 @pytest.fixture(scope="package")
 async def runners(anyio_backend: object, environment: None) -> AsyncIterator[hutch.Hutch]:
-    """Runners that all users share, which is not the default. Otherwise a runner would have to start for
-    every test.
+    """A Hutch whose users share runners, which is not the default. Otherwise a new runner would start for
+    every test, because every test has a new user.
     """
     async with hutch.Hutch(owners_share=True) as started:
         yield started

@@ -26,7 +26,7 @@ TOKEN = "tok-0123456789-abcdefghij-KLMNOP"
 HOST, OTHER_HOST = "127.0.0.1", "localhost"
 """Two names of the fake API, which count as two hosts for credentials."""
 
-# Published wrappers throw on an error status like this one.
+# Many published wrappers throw an error like this one if the response has an error status.
 THROWING = """
 export async function wrapper(payload, options) {
   const response = await fetch(payload.url);
@@ -91,7 +91,7 @@ class AbilityHarness:
         return response
 
     async def fetch(self, path: str = "/", code: str = PLAIN, **fields: Any) -> AbilityResponse:
-        """Executes an ability that fetches from the fake API."""
+        """Executes an ability that fetches the path from the fake API."""
         params = {"url": self.api.url(path), "init": fields.pop("init", {})}
         return await self.run(code, params, fields.pop("transform", None), **fields)
 

@@ -28,7 +28,7 @@ JSON = "Content-Type: application/json"
 
 
 def check_error(got: AbilityResponse, status: int, code: str, text: str) -> None:
-    """Checks an error in the specified format."""
+    """Checks that the response is an error in the format of the specification, with these values."""
     assert got.status == status, got.body
     assert got.body["success"] is False
     assert got.body["errorCode"] == code, got.body
@@ -340,7 +340,7 @@ async def test_transform_that_returns_undefined_gives_null(harness: AbilityHarne
 
 
 async def flood(requests: RecordedRequest, writer: asyncio.StreamWriter) -> None:
-    """Sends a gigabyte, or the part of it that is read."""
+    """Sends a gigabyte, or less if the client stops reading."""
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1073741824\r\n\r\n")
     for _ in range(1024):
         writer.write(b"x" * 1024 * 1024)

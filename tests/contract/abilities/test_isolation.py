@@ -47,7 +47,9 @@ def test_client_cannot_request_a_wrapper_job() -> None:
 
 
 async def test_many_concurrent_users_are_not_mixed_up(harness: AbilityHarness) -> None:
-    """The fake API returns the token backwards, so that it is not redacted."""
+    """The fake API returns each user's token backwards, so that it is not redacted and the test can compare
+    it.
+    """
 
     async def backwards(requests: object, writer: asyncio.StreamWriter) -> None:
         token = requests.all("authorization")[0][::-1]  # type: ignore[attr-defined]
@@ -72,8 +74,8 @@ async def test_many_concurrent_users_are_not_mixed_up(harness: AbilityHarness) -
 
 
 async def test_abilities_work_on_either_database(runners: hutch.Hutch, store_settings: Settings) -> None:
-    """Covers everything that a run reads and writes: ability, dependencies, credentials, their state, login
-    abilities.
+    """The run reads and writes all tables that runs use: abilities, dependencies, credentials, the state of
+    credentials, and login abilities.
     """
     async with ability_harness(runners, store_settings) as harness:
         credential = await harness.credential("Authorization", "tok-0123456789")

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.anyio
 
 JSON = "Content-Type: application/json"
 AUTHORIZATION = [f"{HOST}::Authorization"]
-# Escapes that work in `node:vm`.
+# Attempts to escape that succeed in `node:vm`.
 ESCAPES = (
     "(() => { const F = console.log.constructor; const get = (s) => { try { return typeof F(s)() } catch {"
     " return 'undefined' } }; return ['return Deno', 'return require', 'return process.exit',"

@@ -14,7 +14,7 @@ from tests.egress.recording_server import RecordedRequest, http_response
 pytestmark = pytest.mark.anyio
 
 JSON = "Content-Type: application/json"
-# In the format of API traffic recorders.
+# A wrapper in the form that recorders of API traffic generate.
 RECORDED_WRAPPER = """
 /**
  * Lists the orders of an account. export const NOT_THIS = 1;
@@ -307,7 +307,7 @@ async def test_last_of_many_responses_is_returned_completely(harness: AbilityHar
 
 
 async def test_stream_is_read_as_it_arrives(harness: AbilityHarness) -> None:
-    """The fake API sends more only after the beginning was read."""
+    """The fake API sends the second event only after the wrapper has read the first one."""
     read = asyncio.Event()
 
     async def events(requests: RecordedRequest, writer: asyncio.StreamWriter) -> None:

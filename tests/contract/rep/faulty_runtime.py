@@ -1,6 +1,7 @@
-"""A minimal REP runtime with one fault: `faulty_runtime.py FAULT`. Without an argument it has none.
+"""A minimal REP runtime with one fault: `faulty_runtime.py FAULT`. Without an argument, the runtime has no
+fault.
 
-It executes no steps: a run is over after the third poll.
+The runtime executes no steps: every run has ended after the third poll.
 """
 
 from __future__ import annotations
@@ -225,7 +226,8 @@ def apply_fault(id: Any, method: str) -> None:
             for _ in range(50):
                 sys.stderr.write("e" * 99_999 + "\n")
         case "leaves-children":
-            # A child in its own session that inherits stdout is the hardest to find.
+            # The child has its own session and inherits stdout, because such a child is the hardest to find
+            # and end.
             child = subprocess.Popen(["sleep", "600"], start_new_session=True)
             print(f"child {child.pid}", file=sys.stderr, flush=True)
             if "--and-dies" in sys.argv:

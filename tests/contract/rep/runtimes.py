@@ -22,7 +22,7 @@ TIMEOUT_SECONDS = 30.0
 
 
 def command(*fault: str) -> tuple[str, ...]:
-    """Returns the command of a faulty runtime. `-I -S` makes Python start faster."""
+    """Returns the command of a faulty runtime. The options `-I -S` make Python start faster."""
     return (sys.executable, "-I", "-S", str(FILE), *fault)
 
 
@@ -35,7 +35,7 @@ def one_step(kind: str = "test.step", **parameters: Any) -> Flow:
 
 
 class FaultyRun:
-    """A run on a faulty runtime, with its events and stderr."""
+    """A run on a faulty runtime. Collects its events and its stderr."""
 
     def __init__(
         self, *fault: str, timeout: float | None = TIMEOUT_SECONDS, flow: Flow | None = None

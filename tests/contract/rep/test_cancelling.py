@@ -1,4 +1,6 @@
-"""Cancellation (section 10): sent once, then the runtime gets time before its process is ended."""
+"""Cancellation (section 10): the request is sent once, and the runtime gets time to end the run before its
+process is ended.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from hutch.protocols.rep.orchestrator.options import RunOutcome
 
 
 async def cancelled(fault: str, *, twice: bool = False) -> tuple[RunOutcome, float]:
-    """Cancels a running run; returns its outcome and the seconds that took."""
+    """Cancels a run in progress. Returns its outcome, and the seconds from the cancellation to the end."""
     run = FaultyRun(fault, timeout=None)
     task = asyncio.create_task(run.run())
     await run.has_output.wait()

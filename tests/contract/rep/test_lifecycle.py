@@ -47,7 +47,7 @@ async def test_unsupported_kind_exits_with_3_and_caches_capabilities(home: Path)
 
 
 async def test_cache_is_not_used_for_negotiation(home: Path) -> None:
-    """Capabilities are requested each time, so an outdated cache does no harm."""
+    """The orchestrator requests the capabilities for every run, so an outdated cache has no effect."""
     cached(home).parent.mkdir(parents=True)
     cached(home).write_text('{"version": "0", "step_kinds": [], "limits": {}}')
     assert (await FaultyRun("").run()).exit_code == 0
@@ -170,7 +170,7 @@ async def test_other_runtimes_do_not_get_hutch_secrets(monkeypatch: pytest.Monke
     monkeypatch.setenv("HUTCH_API_KEY", "not for you")
     assert (await reported())["environ"]["secret"] == ""
     assert os.environ["HUTCH_API_KEY"] == "not for you"
-    # Nor any other variable with a secret.
+    # Runtimes of others get no variable with a secret of Hutch.
     names = ("HUTCH_MASTER_KEY", "HUTCH_CREDENTIAL_KEY", "HUTCH_DATABASE_URL", "HUTCH_PROXY_URL", "PROXY_URL")
     environ = {**dict.fromkeys(names, "secret"), "PATH": "/bin"}
     assert "secret" not in environment(environ, RunOptions(), is_builtin=False).values()

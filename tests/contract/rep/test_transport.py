@@ -122,7 +122,9 @@ async def test_runtime_without_a_time_limit_completes() -> None:
 
 
 async def test_large_stderr_output_is_drained() -> None:
-    """Writes 5 MB before the first answer, 80 times the size of a pipe's buffer."""
+    """The runtime writes 5 MB to stderr before its first answer. That is 80 times the size of a pipe's
+    buffer.
+    """
     run = FaultyRun("floods-stderr")
     outcome = await run.run()
     assert outcome.exit_code == 0
@@ -142,7 +144,7 @@ async def test_unknown_events_are_passed_on_and_invalid_ones_are_dropped() -> No
 
 
 async def test_large_flow_is_sent_to_a_slow_reader() -> None:
-    """The flow exceeds a pipe's buffer, so it is written in several pieces."""
+    """The flow is larger than a pipe's buffer, so the orchestrator writes it in several pieces."""
     flow = one_step(text="x" * 3_000_000)
     outcome = await Orchestrator(flow, {}, faulty("late"), RunOptions(timeout=TIMEOUT_SECONDS)).run()
     assert outcome.exit_code == 0

@@ -20,7 +20,7 @@ async def shared(
 
 @pytest.fixture(scope="session")
 def everything_config() -> Iterator[dict[str, Any]]:
-    """Entry of the `everything` server for a test's own configuration."""
+    """Configuration entry of the `everything` server, for tests that write their own configuration."""
     with everything_entry() as entry:
         yield entry
 

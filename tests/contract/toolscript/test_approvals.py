@@ -60,7 +60,7 @@ async def operator(scripts: ScriptEnvironment) -> AsyncIterator[httpx2.AsyncClie
 
 
 async def next_question(scripts: ScriptEnvironment) -> dict[str, Any]:
-    """Returns the next waiting call from `/approvals`."""
+    """Waits for the next question, and returns the only waiting call from `/approvals`."""
     with scripts.app.gateway.approvals.listen() as events:
         while (
             event := await asyncio.wait_for(events.get(), TIMEOUT_SECONDS)
@@ -86,7 +86,7 @@ async def test_call_waits_for_approval_and_the_timeout_is_paused(asking: ScriptE
         {"value": "asked"},
     )
     assert question["run"]
-    # Longer than the script's timeout.
+    # Wait longer than the script's timeout.
     await asyncio.sleep(1.5)
     assert not running.done()
     assert await decide(asking, question["id"], decision="allow") == 200
@@ -166,7 +166,7 @@ def test_hutch_exec_asks_at_the_terminal_for_a_remote_gateway(
     config = configure(tmp_path, {"every": everything_config})
     with (
         gateway("--config", config, HUTCH_APPROVALS="every__echo=ask") as running,
-        # Both questions take longer than the script's timeout.
+        # The two answers together take longer than the script's timeout.
         at_terminal(CODE, tmp_path, "--timeout", "1.5", TOOLSCRIPT_GATEWAY_URL=running.url) as terminal,
     ):
         text = answer_two(terminal, pause=1.0)
@@ -174,11 +174,13 @@ def test_hutch_exec_asks_at_the_terminal_for_a_remote_gateway(
 
 
 def answer_two(terminal: int, pause: float = 0) -> str:
-    """Allows the call with "one" and denies the other; returns the output after that."""
+    """Answers two questions: allows the call with "one" and denies the other call. Returns the script's
+    output.
+    """
     for _ in range(2):
         shown = read_until(terminal, "Allow it? ")
         assert "The script calls every__echo with " in shown
-        # Control characters are shown escaped.
+        # The terminal gets no control characters, because the question shows them escaped.
         assert not {"\x1b", "\x9b", "\u202e"} & set(shown)
         time.sleep(pause)
         os.write(terminal, b"y\n" if '{"value":"one"}' in shown else b"n\n")

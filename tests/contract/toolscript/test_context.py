@@ -18,7 +18,7 @@ async def test_gateway_url_access(scripts: ScriptEnvironment) -> None:
 
 
 def test_working_directory(tmp_path: Path) -> None:
-    """The working directory has the caller's path but is empty."""
+    """A script's working directory has the same path as the caller's, but contains no files."""
     folder = tmp_path / "a folder"
     folder.mkdir()
     (folder / "file").touch()
@@ -29,7 +29,7 @@ def test_working_directory(tmp_path: Path) -> None:
 
 
 async def test_no_metadata_injection(scripts: ScriptEnvironment) -> None:
-    """A script sees only the globals that `deno run` provides without Hutch, and one variable."""
+    """Hutch adds no globals to those that `deno run` provides, and only one environment variable."""
     code = """
         const hints = /hutch|toolscript|session|version|timestamp/i;
         const globals = Object.getOwnPropertyNames(globalThis);

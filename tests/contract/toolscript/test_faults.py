@@ -47,7 +47,7 @@ async def test_changed_tools_are_available_to_the_next_script(tmp_path: Path) ->
         await asyncio.wait_for(changed.wait(), TIMEOUT_SECONDS)
         second = await scripts.run(f"{IMPORT}return await tools.every.grown1({{ value: 'new' }})")
         assert second.value == "new"
-        # The script that was running still has the old module.
+        # The script that was running during the change keeps the old module.
         assert (await running).value == "0"
 
 

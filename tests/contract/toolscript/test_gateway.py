@@ -114,7 +114,7 @@ async def test_run_record_contains_its_calls_and_their_outcome(
     )
     other = f"{IMPORT}await tools.every.add({{ a: 1, b: 2 }});"
     await asyncio.gather(scripts.run(code, run_id="one"), scripts.run(other, run_id="other"))
-    await asyncio.sleep(0)  # the callers get the results first
+    await asyncio.sleep(0)  # the log lines are written after the callers have the results
     fields = [each.fields for each in caplog.records if each.name == "hutch.runs"]
     records = {each["run_id"]: each for each in fields}
     assert [(each["provider"], each["tool"], each["ok"]) for each in records["one"]["calls"]] == [
@@ -132,6 +132,6 @@ async def test_run_record_counts_all_calls_and_lists_the_first(
     caplog.set_level(logging.INFO, "hutch.runs")
     monkeypatch.setattr("hutch.session.run.MAX_RECORDED_CALLS", 2)
     await scripts.run(f"{IMPORT}for (let n = 0; n < 5; n++) await tools.every.add({{ a: n, b: 1 }});")
-    await asyncio.sleep(0)  # the caller gets the result first
+    await asyncio.sleep(0)  # the log line is written after the caller has the result
     [record] = [each.fields for each in caplog.records if each.name == "hutch.runs"]
     assert (record["tool_calls"], len(record["calls"])) == (5, 2)

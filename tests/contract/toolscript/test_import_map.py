@@ -42,7 +42,7 @@ async def running(scripts: ScriptEnvironment) -> AsyncIterator[int]:
 
 
 def map_of(pid: int) -> dict[str, Any]:
-    """Reads the import map as the process sees it."""
+    """Reads the import map in the file system of the process."""
     found: dict[str, Any] = json.loads(Path(f"/proc/{pid}/root/import-map.json").read_text())
     return found
 
@@ -63,7 +63,9 @@ async def test_import_map_structure_with_cache_busting(scripts: ScriptEnvironmen
 
 
 async def test_cache_busting_timestamp(scripts: ScriptEnvironment) -> None:
-    """The gateway's revision stays the same while its tools do, and differs between gateways."""
+    """The query of the module's URL is the gateway's revision. It stays the same while the tools stay the
+    same, and differs between gateways.
+    """
     await scripts.run("")
     async with running(scripts) as pid:
         query = map_of(pid)["imports"]["toolscript"].partition("?")[2]
@@ -81,7 +83,7 @@ async def test_ensure_fresh_types_on_gateway_restart(
         await first.run("")
         before = await first.script_gateway.revision()
         assert (await first.run(grown)).exit_code == 1
-        # The server sends `list_changed`.
+        # Calling `grow` makes the server add a tool and send `list_changed`.
         changed = asyncio.Event()
         first.app.mcp_servers.on_change.append(changed.set)
         await first.run(f"{IMPORT}await tools.every.grow()")
@@ -98,7 +100,7 @@ async def test_ensure_fresh_types_on_gateway_restart(
 async def test_write_import_map_to_temp_file() -> None:
     maps = ImportMaps()
     file = maps.file("http://127.0.0.1:4111/runtime/tools.ts?_t=1")
-    # The name identifies the process, so that leftovers of a killed host are found.
+    # The folder's name identifies the host process, so that the next host finds leftovers of a killed one.
     assert file.parent.name.startswith(f"hutch-run-{temp_dirs.host_id()}-")
     assert file.is_relative_to(tempfile.gettempdir())
     assert json.loads(file.read_text()) == {
@@ -144,7 +146,7 @@ def test_toolscript_gateway_url_environment_variable(
         assert (done.returncode, done.stderr) == (0, "")
         url, zero, servers = json.loads(done.stdout)
         assert (url, zero, [each["name"] for each in servers]) == (running.url, "0", ["every"])
-        # The option overrides the variable.
+        # The option `-g` overrides the variable.
         overridden = hutch(
             "exec", "-g", running.url, code, env={variable[0]: "http://127.0.0.1:9"}, cwd=tmp_path
         )

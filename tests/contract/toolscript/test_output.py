@@ -26,7 +26,7 @@ def test_return_value_to_stdout(code: str, printed: str, tmp_path: Path) -> None
 
 
 def test_console_log_to_stdout(tmp_path: Path) -> None:
-    """The command prints exactly the script's output, as soon as it is written."""
+    """The command prints exactly what the script writes, and prints it immediately."""
     code = "console.log('x', { a: 1 });\nawait new Promise((go) => setTimeout(go, 60_000));"
     with start_command("exec", "--timeout", "60", code, cwd=tmp_path) as running:
         assert running.stdout is not None
@@ -59,7 +59,7 @@ async def test_run_record_says_whether_the_script_failed(
     monkeypatch.setattr("hutch.logs.shows_error_messages", lambda: True)
     for code in ("Deno.exit(0)", "Deno.exit(7)", "throw new Error('no')", "return 1"):
         await scripts.run(code)
-    await asyncio.sleep(0)  # the caller gets the result first
+    await asyncio.sleep(0)  # the log line is written after the caller has the result
     logged = [record.__dict__ for record in caplog.records if record.name == "hutch.runs"]
     outcomes = [each["fields"]["outcome"] for each in logged]
     assert outcomes == ["ok", "script_failed", "script_failed", "ok"]

@@ -35,7 +35,8 @@ async def test_isolated_execution(scripts: ScriptEnvironment) -> None:
         }
         return states;
     """
-    # The runner drops its permission for the script's files before the script starts.
+    # No permission may be "granted": before the script starts, the runner even drops its permission to read
+    # the script's files.
     ran = await scripts.run(code)
     assert set(ran.value.values()) <= {"prompt", "denied"}, ran
 

@@ -35,7 +35,7 @@ async def test_type_checking(scripts: ScriptEnvironment) -> None:
     assert (ran.exit_code, ran.stdout) == (1, "")
     assert "script.ts:3:" in ran.stderr
     assert "'titel' does not exist" in ran.stderr
-    # The source line, a mark below it, and the tool's signature.
+    # The report shows the source line, a mark below it, and the tool's signature.
     assert '    3 | await tools.github.createIssue({ titel: "a typo" });\n' in ran.stderr
     assert "^^^^^\n" in ran.stderr
     assert "tools.github.createIssue(args: { title: string; labels?: " in ran.stderr
@@ -44,7 +44,7 @@ async def test_type_checking(scripts: ScriptEnvironment) -> None:
 
 
 async def test_es_modules(scripts: ScriptEnvironment, tmp_path: Path) -> None:
-    """A script can import files from its folder and below, and sees no others."""
+    """A script can import files of its folder and subfolders, and no others."""
     (tmp_path / "lib").mkdir()
     (tmp_path / "main.ts").write_text(
         'import { double } from "./lib/double.ts";\nimport data from "./data.json" with { type: "json" };\n'
@@ -71,7 +71,7 @@ async def test_top_level_await(scripts: ScriptEnvironment) -> None:
 
 
 async def test_promise_handling(scripts: ScriptEnvironment) -> None:
-    """Returned promises are awaited, and so is pending work of the script."""
+    """The run waits for a returned promise, and for other pending work of the script."""
     assert (await scripts.run(f"{IMPORT}return tools.every.add({{ a: 1, b: 2 }})")).value == {"sum": 3}
     late = "return new Promise((resolve) => setTimeout(resolve, 20, { late: true }))"
     assert (await scripts.run(late)).value == {"late": True}

@@ -17,7 +17,7 @@ from tests.npm import registry
 from tests.npm.registry import Registry
 from tests.support.processes import TIMEOUT_SECONDS, ServeProcess, descendants, is_runner, running_server
 
-# Enough to keep a machine with two cores busy.
+# This many executions at once keep a machine with two cores busy.
 MAX_CONCURRENCY = 4
 _numbers = itertools.count(1)
 
@@ -30,7 +30,7 @@ class ToolModule(str):
 
 
 def tool(body: str, before: str = "") -> ToolModule:
-    """Builds a module with the tool `tool`, whose `execute` has this body."""
+    """Builds a module with the tool `tool`, whose `execute` has this body. `before` is code above it."""
     module = ToolModule(before + _export("tool", body))
     module.before, module.body = before, body
     return module
@@ -51,7 +51,9 @@ def _export(name: str, body: str) -> str:
 
 
 class ToolServer:
-    """A server process and its HTTP client, which sends protocol version 1.0 unless a test sends another."""
+    """A server process and an HTTP client for it, which sends protocol version 1.0 unless a test sends
+    another version.
+    """
 
     def __init__(self, server: ServeProcess, client: httpx2.AsyncClient, npm: Registry | None) -> None:
         self.server = server
@@ -99,12 +101,12 @@ class ToolServer:
         return await self.execute(self.publish(source, type=type), **options)
 
     async def run_all(self, cases: Mapping[str, str | dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        """Runs many cases concurrently. Each is a source, or the options of `run`. Returns the responses by
-        name.
+        """Runs many cases concurrently. A case is the source of a module, or the options of `run`. Returns
+        the responses by the names of the cases.
 
-        An installation takes longer than an execution. So modules made by `tool` with the same `before` are
-        published as tools of one package, and a source is published once. Each execution still has its own
-        process.
+        Installs as few packages as possible, because an installation takes longer than an execution: modules
+        made by `tool` with the same `before` become tools of one package, and the same source is published
+        only once. Each execution still has its own process.
         """
         slots = asyncio.Semaphore(MAX_CONCURRENCY)
         options = [{"source": case} if isinstance(case, str) else case for case in cases.values()]
@@ -171,12 +173,13 @@ def body(
 async def start_server(
     npm: Registry | None = None, variables: dict[str, str] | None = None, **settings: object
 ) -> AsyncIterator[ToolServer]:
-    """Starts a server. With `npm`, it uses only that registry."""
+    """Starts a server. If `npm` is given, the server uses only that registry."""
     environment = {f"HUTCH_{name.upper()}": str(value) for name, value in settings.items()}
     if npm is not None:
         environment |= no_registry_env() | {"NPM_CONFIG_REGISTRY": npm.url}
     environment |= variables or {}
-    # In a thread: this event loop may have to serve requests of the starting or ending server.
+    # Start and stop the server in another thread, because meanwhile this event loop may have to serve its
+    # requests.
     with contextlib.ExitStack() as stack:
         server = await asyncio.to_thread(stack.enter_context, running_server(**environment))
         async with httpx2.AsyncClient(
@@ -190,7 +193,7 @@ async def start_server(
 
 
 def no_registry_env() -> dict[str, str]:
-    """Environment variables that disable the tester's own registry configuration."""
+    """Returns environment variables that disable the tester's own registry configuration."""
     names = [name for name in os.environ if name.lower().startswith("npm_config_")]
     names += [name for name in os.environ if name.lower().endswith("_proxy") or "CERT" in name]
     return dict.fromkeys(names, "") | {"HOME": "/nonexistent"}
@@ -207,7 +210,7 @@ async def server_with_registry(
 
 
 def runners(pid: int) -> list[int]:
-    """Processes of a server that have a package loaded."""
+    """Returns the runners of a server that have a package loaded."""
     return [process for process in descendants(pid) if is_runner(process, "npm.js")]
 
 
@@ -221,8 +224,8 @@ async def eventually(condition: Callable[[], object]) -> None:
 
 
 class SyncServer:
-    """HTTP server for synchronising with tools: a tool reports that it is ready (`/ready/…`), waits until it
-    is released (`/wait/…`), or is redirected to a port (`/redirect/…`).
+    """HTTP server that synchronises tests with tools. A tool requests `/ready/…` to report that it is ready,
+    and `/wait/…` to wait until the test releases it. `/redirect/…` redirects to a port.
     """
 
     def __init__(self) -> None:
@@ -239,11 +242,11 @@ class SyncServer:
 
     @property
     def address(self) -> str:
-        """Host and port, for egress rules."""
+        """Host and port of this server, for egress rules."""
         return self.url.removeprefix("http://")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # uvloop raises RuntimeError if the client has closed the connection meanwhile.
+        # RuntimeError is what uvloop raises if the client has closed the connection.
         gone = ConnectionError, asyncio.IncompleteReadError, RuntimeError
         with contextlib.closing(writer), contextlib.suppress(*gone):
             head = (await reader.readuntil(b"\r\n\r\n")).decode()

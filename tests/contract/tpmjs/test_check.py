@@ -18,7 +18,7 @@ from hutch.cli.check import check
 KEY = "the-right-key"
 
 
-# The tool of the check declares no health check.
+# This check cannot be tested, because the default tool of `hutch check` declares no health check.
 NOT_TESTED = {"1.1: the health check that the tool declares"}
 NEED_A_KEY = {
     "Authentication enforced when configured",
@@ -57,9 +57,9 @@ def test_open_server_passes_and_its_execution_timeout_is_measured(
             )
     assert "Execution timeout enforced" in names(report, "passed")
     assert report["core"]["verdict"] == "PASS"
-    # The specification requires a limit of at least a minute.
+    # This check fails because the server has a shorter limit than the minute that the specification requires.
     assert names(report, "failed") == {"maxExecutionTimeMs in capabilities"}
-    # Only the output of the default tool is known.
+    # The output cannot be checked, because only that of the default tool is known.
     assert names(report, "not_tested") == NOT_TESTED | NEED_A_KEY | {"The tool's output is returned"}
     assert names(report, "not_supported") == set()
 

@@ -80,7 +80,7 @@ OPEN = [
 
 
 def failures(answers: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """Returns the messages of tools that all failed."""
+    """Checks that all tools failed. Returns their error messages."""
     assert [name for name, answer in answers.items() if answer["success"]] == []
     assert {answer["error"]["code"] for answer in answers.values()} == {FAILURE}
     return {name: answer["error"]["message"] for name, answer in answers.items()}
@@ -263,7 +263,7 @@ async def test_disconnect_during_installation_starts_nothing(tool_server: ToolSe
 
 
 async def recorded(server: ToolServer, package: str) -> str:
-    """Returns the record of the package's next run."""
+    """Waits for the log line with the record of the package's next run, and returns it."""
     return await asyncio.to_thread(server.server.logged, f'"{package}@1.0.0#tool"')
 
 

@@ -132,8 +132,8 @@ INVALID = {
 
 
 def as_exports(sources: dict[str, str]) -> dict[str, dict[str, str]]:
-    """Returns options of `run_all` for modules that each export `tool`, as exports of one module: an
-    installation takes longer than an execution.
+    """Combines modules that each export `tool` into one module with several exports, because an installation
+    takes longer than an execution. Returns options of `run_all`.
     """
     names = {name: f"tool{number}" for number, name in enumerate(sources)}
     module = ";\n".join(re.sub(r"\btool\b", names[name], source) for name, source in sources.items())

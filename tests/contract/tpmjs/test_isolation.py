@@ -17,7 +17,7 @@ TOKEN = "marker-of-the-registry"
 
 @pytest.fixture(scope="module")
 async def guarded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ToolServer]:
-    """A server that has secrets."""
+    """A server that has secrets: an API key, a token for the registry, and a token of another service."""
     with registry.run_registry(token=TOKEN) as npm:
         variables = {
             "EXECUTOR_API_KEY": API_KEY,
@@ -167,7 +167,8 @@ async def test_module_state_survives_if_the_operator_allows_it(tmp_path: Path) -
         package = server.publish(tool("if (params.fail) throw 1; return ++count", "let count = 0;"))
         counts = [(await server.execute(package))["output"] for _ in range(6)]
         assert sorted(counts) == [1, 1, 1, 2, 2, 2]
-        # Another env means another process; a failure ends the process.
+        # A call with another env gets a new process, and so does the call after a failure. Therefore the
+        # counts start again at 1.
         assert (await server.execute(package, env={"A": "1"}))["output"] == 1
         assert (await server.execute(package, env={"A": "1"}))["output"] == 2
         await server.execute(package, params={"fail": True}, env={"B": "1"})

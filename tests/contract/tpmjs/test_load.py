@@ -1,4 +1,4 @@
-"""Many concurrent calls: served and refused calls, and leftovers."""
+"""Many concurrent calls: how many are served and refused, and what is left afterwards."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ async def test_many_calls_of_many_packages_leave_few_resources(tmp_path: Path) -
         await rounds(6)
         await asyncio.to_thread(wait_until, lambda: len(guests(server.pid)) <= 2)
         assert count_files(tmp_path) == files
-        # Caches are created when the pool has free capacity.
+        # Not every package needs to have a cache, because caches are created only when the pool has free
+        # capacity.
         assert count_caches(tmp_path) <= len(packages)
         assert resident_bytes(server.pid) - before < 8 * 2**20
         await asyncio.to_thread(wait_until, lambda: count_handles(server.pid) <= handles + 4)
@@ -109,7 +110,7 @@ def guests(pid: int) -> list[int]:
 
 
 def count_files(home: Path) -> int:
-    """Ignores code caches, also unfinished ones."""
+    """Counts the files in the home, except finished and unfinished code caches."""
     apart = (home / "npm" / "caches", home / "npm" / "staging")
     return sum(not any(map(path.is_relative_to, apart)) for path in home.rglob("*"))
 

@@ -1,4 +1,6 @@
-"""Parameters that do not match the schema of a tool: warnings, or a refusal if validation is on."""
+"""Parameters that do not match the schema of a tool cause warnings, or a refusal if validation is switched
+on.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from tests.contract.tpmjs.harness import ToolServer, body
 
-# Each package was built differently or fails differently: an installation takes 2 s of CPU time.
+# An installation takes 2 s of CPU time, so there is only one package for each way of building a package and
+# for each kind of failure.
 CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "cases.json").read_text())
 """Calls with the expected `output`, or `code`, `code_1_1` and a part of the error message (`says`). `varies`
 names random values, for which only the type is compared.
@@ -40,7 +41,7 @@ async def test_result_is_as_expected(real_registry_server: ToolServer, case: dic
 
 
 def check_error(answer: dict[str, Any], case: dict[str, Any], protocol: str) -> str:
-    """Checks the error code and returns the message."""
+    """Checks the error code of the response. Returns its message."""
     if protocol == "1.0":
         assert answer["error"]["code"] == case["code"]
         return str(answer["error"]["message"])
