@@ -1,4 +1,6 @@
-"""`deploy/compose.yaml` with its services as processes: their commands, variables and health checks."""
+"""Runs the services of `deploy/compose.yaml` as processes, to test their commands, variables and health
+checks.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,7 @@ class Stack:
         self.fronts: dict[str, Any] = {}
 
     def start(self, postgres_url: str) -> None:
-        # The service `certificates` runs to its end first.
+        # As in Compose, run the service `certificates` to its end before the others.
         certificates = self.file["certificates"]
         (self.services.folder / "certificates").mkdir()
         assert self.services.check([*certificates["entrypoint"], *certificates["command"]])
@@ -92,7 +94,7 @@ class Stack:
         for name in self.fronts:
             upstreams = upstreams.replace(f"{name}:4111", f"127.0.0.1:{self.ports[name]}")
         (self.services.folder / "Caddyfile").write_text(upstreams)
-        # Without TLS, because Caddy would add its own authority to those that this machine trusts.
+        # Use HTTP: with TLS, Caddy would add its own certificate authority to those that this machine trusts.
         caddy = {
             "HOST_NAME": f"http://localhost:{self.ports['caddy']}",
             "CADDY_ADMIN": f"unix/{self.services.folder}/admin.sock",
@@ -130,7 +132,7 @@ def test_services_work_together_and_their_health_checks_succeed(
     wait_until(lambda: stack.services.check_in("worker", command))
     front = [re.sub(r":4111/", f":{stack.ports['front-1']}/", word) for word in image_health_check()]
     wait_until(lambda: stack.services.check(front))
-    # Caddy sends the name of the service with its health checks.
+    # Caddy's health checks have the name of the service as `Host`, which the server must accept.
     url = f"http://127.0.0.1:{stack.ports['front-2']}/ready"
     wait_until(lambda: _status(url, host="front-2:4111") == 200)
     database = stack.file["postgres"]["healthcheck"]["test"]
@@ -148,7 +150,7 @@ def test_services_work_together_and_their_health_checks_succeed(
             assert "event: end" in "\n".join(events.iter_lines())
         assert client.get(f"/runs/{run_id}/result").json()["result"] == 3
 
-    # Requests go on while one of the fronts is away.
+    # Requests succeed while one of the two fronts is down.
     stack.fronts["front-1"].kill()
     wait_until(lambda: not stack.services.check(front))
     for _ in range(5):

@@ -98,7 +98,7 @@ def container(workload: str) -> dict[str, Any]:
 
 
 def variables(spec: dict[str, Any]) -> dict[str, str]:
-    """Returns the variables of a container, with the values of secrets."""
+    """Returns the environment variables of a container, including those with the values of secrets."""
     found: dict[str, str] = {}
     for source in spec.get("envFrom", ()):
         found |= SECRETS[source["secretRef"]["name"]]
@@ -139,7 +139,7 @@ class Pods:
         request = probe["httpGet"]
         assert request["port"] == shown_port
         try:
-            # The kubelet sends the address of the pod as the host.
+            # Like the kubelet, send the address of the pod as `Host`, which the server must accept.
             headers = {"Host": f"10.1.2.3:{shown_port}"}
             url = f"http://127.0.0.1:{port}{request['path']}"
             response = httpx2.get(url, headers=headers, timeout=TIMEOUT_SECONDS)
@@ -177,14 +177,14 @@ def test_probes_of_the_containers_succeed_and_the_cluster_runs_code(pods: Pods) 
     with httpx2.Client(base_url=url, headers=headers, timeout=TIMEOUT_SECONDS) as client:
         done = client.post("/run", json={"code": "1 + 1"})
         assert (done.status_code, done.json()["result"]) == (200, 2), done.text
-        # The autoscaler reads these series.
+        # The server exports the series that the autoscaler reads.
         [scaler] = [each for each in MANIFESTS if each["kind"] == "HorizontalPodAutoscaler"]
         metrics = client.get("/metrics").text
         for each in scaler["spec"]["metrics"]:
             metric = each["external"]["metric"]
             [(label, value)] = metric["selector"]["matchLabels"].items()
             assert f'{metric["name"]}{{{label}="{value}"}}' in metrics
-        # One of three NATS servers may fail.
+        # The cluster still works when one of the three NATS servers has failed.
         pods.nats[0].kill()
         pods.nats[0].wait(TIMEOUT_SECONDS)
         wait_until(lambda: client.post("/run", json={"code": "1 + 1"}).status_code == 200)

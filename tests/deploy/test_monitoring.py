@@ -14,7 +14,7 @@ import yaml
 from tests.support.metrics import exported_series
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-# Labels that Prometheus adds.
+# Labels that Prometheus adds to the series of a server.
 TARGET_LABELS = {"instance", "job", "le"}
 METRIC = re.compile(r"\b((?:hutch|process)_[a-z_]+|up)\b(?:\{([^}]*)\})?")
 MATCHER = re.compile(r"([a-z_]+)\s*(?:=~|!~|!=|=)")

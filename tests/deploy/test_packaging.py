@@ -49,7 +49,9 @@ def pins() -> dict[str, str]:
 
 
 def build(target: str, tree: Path, out: Path) -> Path:
-    """Builds without isolation, which downloads nothing and keeps an up-to-date bundle, so it is fast."""
+    """Builds the package. To be fast, builds in this Python environment, which needs no downloads and reuses
+    a bundle that is up to date.
+    """
     command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", str(out)]
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -127,7 +129,8 @@ def test_sdist_builds_the_same_wheel(
     sdist: Path, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree = unpack(sdist, tmp_path)
-    monkeypatch.setenv("DENO_DIR", str(ROOT / "build/deno"))  # filled by `make install`
+    # Use the cache that `make install` has filled, so that the build needs no network.
+    monkeypatch.setenv("DENO_DIR", str(ROOT / "build/deno"))
     again = build("wheel", tree, tmp_path / "out")
     assert without_digests(again) == without_digests(wheel)
 
@@ -184,8 +187,8 @@ def test_wheel_is_built_with_the_deno_that_it_runs(pyproject: dict) -> None:
     assert re.fullmatch(r"deno==[0-9.]+", run_with[0])
 
 
-# The newest release of each must install beside Hutch. langchain-mcp-adapters needs version 1 of the MCP SDK,
-# which hutch[mcp] cannot use.
+# The newest release of each framework must install beside Hutch. langchain-mcp-adapters is tested without
+# extras, because it needs version 1 of the MCP SDK and hutch[mcp] needs version 2.
 FRAMEWORKS = ("fastmcp", "google-adk", "langchain-mcp-adapters", "openai-agents", "pydantic-ai", "smolagents")
 WITH_MCP_1 = {"langchain-mcp-adapters"}
 
@@ -212,8 +215,8 @@ def resolve(cache: Path, *requirements: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_framework_is_not_downgraded_beside_hutch(framework: str, wheel: Path, uv_cache: Path) -> None:
-    # All extras together have the most requirements, so any framework that installs beside them also installs
-    # beside fewer.
+    # Test all extras together, which have the most requirements. A framework that installs beside all of them
+    # also installs beside fewer.
     extra = "" if framework in WITH_MCP_1 else "[all]"
     together = resolve(uv_cache, f"hutch{extra} @ {wheel.as_uri()}", framework)
     assert together[framework] == resolve(uv_cache, framework)[framework]
