@@ -32,7 +32,8 @@ PACKAGES = {
 }
 PORT = 3128
 FLAGS = ("--no-prompt", "--quiet", "--no-config", "--no-lock", "--no-remote", "--cached-only", "--no-check")
-# As in the runner, no part of Node is loaded before the package. Waits until the host listens.
+# Entry module of the guest. It waits until the host listens. Like the runner, it loads no part of Node before
+# the package.
 ENTRY = """
 import { blockNetwork, useProxy } from "./network.js";
 const [script, mode, ...args] = Deno.args;
@@ -58,7 +59,7 @@ Deno.exit(0);
 
 
 def deno(*arguments: str, cwd: Path) -> None:
-    """Runs Deno outside of a jail, with the download cache of the build."""
+    """Runs Deno outside of a jail, with the packages that the build has downloaded."""
     environment = {"DENO_DIR": str(ROOT / "build/deno"), "DENO_TLS_CA_STORE": "mozilla,system", **os.environ}
     command = [deno_binary.find_deno(), *arguments]
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=100)
@@ -85,7 +86,9 @@ class Guests:
         deno("install", "--quiet", cwd=tree)
 
     async def run(self, code: str, *args: object, policy: EgressPolicy, kind: str = "mjs") -> Any:
-        """Returns the result of the code's default export. With mode `none` there is no proxy."""
+        """Runs code in the guest and returns the result of its default export. With the policy `none`, the
+        guest has no proxy.
+        """
         script = f"{next(self._numbers)}.{kind}"
         (self._tree / script).write_text(code)
         arguments = ("/pkg/entry.mjs", script, policy.mode, *map(str, args))

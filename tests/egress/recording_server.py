@@ -45,7 +45,7 @@ class RecordedRequest:
 
 
 class RecordingServer:
-    """Responds by path. Other requests are echoed."""
+    """Answers requests with the response that is set for their path. Echoes requests for other paths."""
 
     def __init__(self, scheme: str) -> None:
         self.scheme = scheme
@@ -101,7 +101,7 @@ def send_and_close(data: bytes) -> CannedResponse:
 
 
 def send_and_hang(data: bytes = b"") -> CannedResponse:
-    """Sends the data, then nothing."""
+    """Returns a response that sends the data and then keeps the connection open without sending more."""
 
     async def handle(requests: RecordedRequest, writer: asyncio.StreamWriter) -> None:
         writer.write(data)
@@ -124,7 +124,9 @@ async def run_recording_server(*, tls: bool = False) -> AsyncIterator[RecordingS
 
 
 class Credentials:
-    """Injects headers, and fields of the query and the body, by host, as abilities do."""
+    """Injects the credentials of the request's host, as abilities do: headers, and fields of the query and
+    the body.
+    """
 
     def __init__(self, **by_host: Sequence[InjectedHeader | InjectedField]) -> None:
         self.by_host = dict(by_host)

@@ -1,4 +1,4 @@
-"""Loopback servers, and a proxy to reach them."""
+"""Servers on loopback, and an egress proxy that may connect to them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECONDS = 10
 
 @contextlib.asynccontextmanager
 async def run_server(handler: Handler, context: ssl.SSLContext | None = None) -> AsyncIterator[int]:
-    """Runs a server that passes every connection to `handler`. Yields its port."""
+    """Runs a server that passes every connection to `handler`. Yields the server's port."""
     tasks: set[asyncio.Task[None]] = set()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -49,7 +49,7 @@ async def run_server(handler: Handler, context: ssl.SSLContext | None = None) ->
 async def run_proxy(
     policy: EgressPolicy = LOCAL, refusals: list[str] | None = None
 ) -> AsyncIterator[tuple[EgressProxy, int]]:
-    """Runs a proxy on loopback. Yields it and its port."""
+    """Runs an egress proxy on loopback. Yields the proxy and its port."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     proxy = await EgressProxy.start(listener, policy, None if refusals is None else refusals.append)

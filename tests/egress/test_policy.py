@@ -11,7 +11,9 @@ from hutch.settings import Settings
 
 
 def refused(policy: EgressPolicy, host: str, port: int | None, address: str | None = None) -> str | None:
-    """Returns why a host is refused at an address (by default its own), or None."""
+    """Returns the reason why a host with this address is refused, or None. The default address is that in
+    `host`.
+    """
     where = parse_host(host)
     try:
         policy.check_host(where, port)

@@ -52,7 +52,8 @@ def test_secret_is_redacted_in_base64_at_any_offset(
     encode = base64.urlsafe_b64encode if urlsafe else base64.b64encode
     redacted = Redactor([secret]).data(encode(f"{before}{secret}{after}".encode()))
     assert MARK.encode() in redacted
-    # Only the few characters that the secret shares with its neighbours may be left.
+    # In Base64, a character can encode bits of two bytes. So a few characters at the ends of the secret may
+    # be left.
     assert len(redacted) <= len(MARK) + 12
 
 
@@ -181,7 +182,8 @@ def test_long_secrets_are_redacted_completely(length: int) -> None:
         parts = [stream.feed(data[at : at + step]) for at in range(0, len(data), step)]
         received = (b"".join(parts) + stream.end()).decode()
         left = received.replace(MARK, "")
-        # Where pieces meet, a Base64 character belongs to neither of them alone.
+        # The redactor searches for long secrets in pieces. Where two pieces meet, a Base64 character encodes
+        # bits of both and may be left.
         assert len(left) <= 6 + 3 * (length // 1_000 + 1)
         assert redactor.text(text).count(MARK) >= length // 1_024
 

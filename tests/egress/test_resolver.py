@@ -21,7 +21,9 @@ Names = dict[str, list[str]]
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> Names:
-    """Replaces the system's resolver and records its calls in `asked`."""
+    """Replaces the system's resolver by a dict of names, and records the names that were looked up in
+    `asked`.
+    """
     known: Names = {"asked": []}
 
     def lookup(name: str) -> list[str]:
@@ -128,7 +130,7 @@ async def test_unresponsive_name_server_does_not_block(
         await connect(PUBLIC, "slow.example", 443)
     assert (caught.value.timed_out, caught.value.error_code) == (True, "EAI_AGAIN")
     answer.set()
-    # The thread releases its slot, which must not be that of the next test.
+    # Wait for the lookup thread, because it releases a slot of the semaphore, which the next test replaces.
     for thread in threading.enumerate():
         if thread.name == "hutch-lookup":
             thread.join()

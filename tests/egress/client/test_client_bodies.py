@@ -158,7 +158,7 @@ async def test_body_that_resembles_a_long_secret_does_not_block_the_event_loop(
 ) -> None:
     repeated = HOSTILE_BODIES[name]
     body = (repeated * (MIB // 4 // len(repeated) + 1))[: MIB // 4]
-    # The whole compressed body arrives in one piece.
+    # The compressed body is small enough to arrive in one piece.
     server.responses["/a"] = http_response("200 OK", "Content-Encoding: gzip", body=gzip.compress(body))
     async with LoopStalls() as stalls:
         await prepare_redactor((LONG_SECRET,))
@@ -193,7 +193,8 @@ async def test_time_for_redaction_counts_towards_the_time_limit(
     server.responses["/a"] = http_response("200 OK", body=body)
     session = open_session(client, secrets=(LONG_SECRET,), max_seconds=1)
     response = await session.send(make_request(server.url("/a")))
-    # The whole answer has arrived before the limit; only its redaction takes longer.
+    # The whole answer arrives before the limit. Only its redaction takes longer, because each pause in it is
+    # slow.
     monkeypatch.setattr(TimeSlices, "pause", slow_pause)
     with pytest.raises(FetchError, match="did not send all of its answer within") as raised:
         await read_all(response)
@@ -216,7 +217,7 @@ async def test_connections_are_limited(
         while client.pool.open:  # noqa: ASYNC110 - there is no event for this
             await asyncio.sleep(0.001)
     for owner in ("one", "two", "three"):
-        # Idle connections are evicted.
+        # These requests succeed, because idle connections of other owners are closed for them.
         await read_all(await open_session(client, owner=owner).send(make_request(server.url("/b"))))
     assert client.pool.open <= 2
 

@@ -27,7 +27,9 @@ from hutch.settings import load_settings
 
 
 class ProxyLog:
-    """Records the requests that a proxy gets. If `refusal` is set, the proxy sends only that."""
+    """Records the requests that a proxy gets. If `refusal` is set, the proxy answers every request with these
+    bytes.
+    """
 
     def __init__(self) -> None:
         self.heads: list[str] = []
@@ -36,7 +38,7 @@ class ProxyLog:
 
 @contextlib.asynccontextmanager
 async def proxy(proxy_log: ProxyLog, *, tls: bool = False) -> AsyncIterator[int]:
-    """A working proxy for CONNECT."""
+    """Runs an HTTP proxy that supports CONNECT. Yields its port."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()

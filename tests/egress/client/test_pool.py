@@ -13,7 +13,7 @@ from hutch.egress.policy import EgressPolicy
 
 
 class ClosingPool(ConnectionPool):
-    """Every server closes the connection before a request can be sent."""
+    """Pool whose connections are closed by the server before a request can be sent."""
 
     async def _connect(self, key: PoolKey, url: Url) -> ClientConnection:
         connection = ClientConnection(url.host, self._release, self._remove)

@@ -43,7 +43,7 @@ class Client:
         self.socket.send(data)
 
     async def receive(self) -> tuple[int, int, list[str]]:
-        """Returns id, response code and addresses."""
+        """Receives a response. Returns its id, response code and addresses."""
         async with asyncio.timeout(SECONDS):
             data = await asyncio.get_running_loop().sock_recv(self.socket, 2000)
         assert len(data) <= dns.MAX_RESPONSE_BYTES
@@ -147,7 +147,8 @@ async def test_number_of_waiting_queries_is_limited() -> None:
         for number in range(2 * MAX_PENDING):
             client.send(query(f"n{number}.example", id=number))
         client.send(query("localhost", id=999))
-        # Answered at once, after all others were read.
+        # `localhost` is answered without a lookup. When this answer arrives, the server has read all queries
+        # before it.
         assert (await client.receive())[0] == 999
         assert len(waiting) == MAX_PENDING
         go.set()

@@ -35,7 +35,7 @@ async def proxy_and_port(anyio_backend: object) -> AsyncIterator[tuple[EgressPro
 
 
 def silent(*_: object) -> asyncio.Future[None]:
-    """A server that accepts connections and does nothing."""
+    """Handler of a server that neither reads nor writes."""
     return asyncio.get_running_loop().create_future()
 
 
@@ -122,7 +122,7 @@ async def test_reset_by_the_server_does_not_look_like_a_regular_end(
 
 @pytest.mark.parametrize("direction", ["up", "down"])
 async def test_unread_data_is_not_buffered(proxy_and_port: tuple[EgressProxy, int], direction: str) -> None:
-    """The host buffers almost nothing, no matter how much one side sends."""
+    """However much one side sends, the proxy buffers less than a megabyte of it."""
     chunk = b"x" * 65536
     written = 0
 
@@ -142,7 +142,7 @@ async def test_unread_data_is_not_buffered(proxy_and_port: tuple[EgressProxy, in
     ):
         writing = asyncio.ensure_future(flood(writer) if direction == "up" else silent())
         before = -1
-        # Wait until no more data is transferred. asyncio's reader at the end buffers some data too.
+        # Wait until no more data is transferred, because the proxy's and the receiver's buffers are full.
         while written != before:
             before = written
             await asyncio.sleep(0.2)
@@ -163,7 +163,7 @@ async def test_request_is_forwarded_with_its_body(proxy_and_port: tuple[EgressPr
 
 
 async def test_one_connection_carries_one_request(proxy_and_port: tuple[EgressProxy, int]) -> None:
-    """A second request, perhaps for another server, never reaches the first server."""
+    """A second request on the connection may be for another server, so it must not reach the first server."""
     received = bytearray()
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -228,7 +228,7 @@ async def test_web_sockets_work_through_tunnels_and_requests(proxy_and_port: tup
                 "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n".encode()
             )
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101 ")
-            # A masked text frame, "a".
+            # Send a masked WebSocket frame with the text "a".
             writer.write(b"\x81\x81\0\0\0\0a")
             assert await reader.readexactly(9) == b"\x81\x07heard a"
 
@@ -403,7 +403,8 @@ async def test_client_without_a_request_times_out(monkeypatch: pytest.MonkeyPatc
 async def test_idle_tunnel_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forwarding, "IDLE_SECONDS", 0.1)
     async with run_server(echo) as target, run_proxy() as (proxy, port):
-        # A busy machine may need longer than that to open the tunnel.
+        # On a busy machine, the idle limit may already pass while the tunnel is opened, so `open_tunnel` is
+        # in this block too.
         with pytest.raises(ConnectionResetError):
             async with open_tunnel(port, f"127.0.0.1:{target}") as (reader, _):
                 await reader.read()

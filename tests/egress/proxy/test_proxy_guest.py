@@ -21,7 +21,8 @@ from hutch.egress.policy import EgressPolicy
 PRIVATE = "10.0.0.1 is a private address; the operator can allow it with the setting egress_allow."
 UNKNOWN = "getaddrinfo ENOTFOUND no.example"
 CLIENTS = ("fetch", "node:http", "axios", "got", "node-fetch", "undici", "undici.fetch")
-# Each function gets a URL and additional certificate authorities, and returns the text of the response.
+# JavaScript functions that request a URL with one of the HTTP clients, and trust the given certificate
+# authorities in addition. Each returns the text of the response.
 COMMON = """
 import http from "node:http";
 import https from "node:https";
@@ -94,7 +95,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names are not resolved outside of this machine."""
+    """Replaces the resolver of names: only `localhost` exists."""
 
     def lookup(name: str) -> list[str]:
         if name != "localhost":
@@ -118,13 +119,13 @@ async def test_http_clients_get_the_reason_of_a_refusal(guests: Guests) -> None:
         result = await guests.run(code, *urls, redirect, policy=LOCAL)
     for reason, answers in zip((PRIVATE, PRIVATE, UNKNOWN, UNKNOWN, PRIVATE), result, strict=True):
         for name in CLIENTS:
-            # These two do not follow redirects.
+            # The last URL redirects to a private address. These two clients do not follow redirects.
             if answers is not result[-1] or name not in ("node:http", "undici"):
                 assert reason in answers[name], name
 
 
 def reset(writer: asyncio.StreamWriter) -> None:
-    """Makes the server reset the connection when it closes it."""
+    """Makes closing this connection reset it, instead of ending it in order."""
     linger = struct.pack("ii", 1, 0)
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
 
@@ -175,7 +176,7 @@ async def test_failed_requests_have_the_codes_of_node(
     for url, error_code in expected.items():
         for name in CLIENTS:
             error = result[url][name]
-            # Node has this code for a connection that was closed regularly.
+            # For a connection that the server closed in order, the clients based on undici have this code.
             closed = str(closing) in url and name in ("fetch", "undici", "undici.fetch")
             assert error["code"] == ("UND_ERR_SOCKET" if closed else error_code), (url, name, error)
             if name in ("fetch", "undici.fetch"):
@@ -208,7 +209,7 @@ async def test_other_errors_of_fetch_are_not_network_errors(guests: Guests) -> N
 
 
 async def test_retry_libraries_retry(guests: Guests) -> None:
-    """Each kind of failure happens once before the request succeeds."""
+    """The server fails once in each way before it answers with success."""
     count = 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -288,7 +289,7 @@ async def test_names_are_resolved_under_the_policy(guests: Guests, monkeypatch: 
         refused, allowed, *others = await guests.run(code, "only", policy=policy)
         assert allowed == "1.2.3.5"
         assert {code for code, *_ in (refused, *others)} == {"ENOTFOUND"}
-        # Names that the policy refuses do not reach a name server.
+        # The proxy asked the resolver only for the name that the policy allows.
         assert {*asked} == {"api.example"}
 
 
@@ -364,7 +365,9 @@ async def test_web_sockets_work(guests: Guests) -> None:
 
 
 async def test_node_sockets_work_concurrently_in_both_directions(guests: Guests) -> None:
-    """Includes connections while the package's first module is evaluated, and servers that send first."""
+    """Also tests connections that the package opens while its first module is evaluated, and servers that
+    send before the client.
+    """
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"welcome\n")
@@ -396,7 +399,8 @@ async def test_node_sockets_work_concurrently_in_both_directions(guests: Guests)
 
 
 async def test_unsupported_protocols_fail_with_a_clear_error(guests: Guests) -> None:
-    # Almost every package loads `process` sooner or later; without it, UDP fails with the system's error.
+    # The code uses `process`, as almost every package does. Before `process` is loaded, UDP fails with the
+    # system's error instead of a clear one.
     code = """process.version;
     import dgram from "node:dgram";
     export default async () => [
