@@ -38,8 +38,8 @@ async def sync(anyio_backend: object) -> AsyncIterator[SyncServer]:
 
 @pytest.fixture(scope="session")
 async def victim(anyio_backend: object, environment: None, sync: SyncServer) -> AsyncIterator[ToolServer]:
-    """A server with little time and memory for tools, no spares, and logs at debug level."""
-    # Socket paths must be short.
+    """A server that gives tools little time and memory, keeps no spares, and logs at debug level."""
+    # A short prefix, because the folder contains sockets, whose paths must be short.
     with tempfile.TemporaryDirectory(prefix="h-") as folder, tempfile.TemporaryDirectory() as home:
         settings = {"tool_timeout_ms": 3_000, "tool_memory_bytes": 128 * 2**20, "egress_allow": sync.address}
         no_spares = {"quickjs_warm": 0, "deno_warm": 0, "max_spares": 0}
@@ -52,13 +52,16 @@ async def victim(anyio_backend: object, environment: None, sync: SyncServer) -> 
 
 @pytest.fixture
 async def tools(victim: ToolServer) -> AsyncIterator[ToolServer]:
-    """The server; after each test, it must work and nothing may be left behind."""
+    """The server. After each test, checks that the server works and that no processes, files or error
+    messages are left.
+    """
     yield victim
     assert await victim.healthy()
     answer = await _run_honest_tool(victim)
     assert (answer["success"], answer.get("output")) == (True, {"sum": 2})
     await asyncio.to_thread(wait_until, lambda: not runners(victim.pid))
-    # Groups of dying processes are removed when the next ones are created.
+    # A few control groups may be left: those of ending processes are removed when the next groups are
+    # created.
     assert len(groups(victim.pid)) <= MAX_CONCURRENCY
     temporary, home = victim.folders
     [sockets] = temporary.iterdir()
@@ -69,8 +72,8 @@ async def tools(victim: ToolServer) -> AsyncIterator[ToolServer]:
 
 
 async def _run_honest_tool(victim: ToolServer) -> dict[str, Any]:
-    """Runs a tool that returns immediately. On a busy machine, its process may start too slowly for this
-    server's time limit; then it is run again.
+    """Runs a tool that returns immediately. Tries again if the tool times out, because on a busy machine its
+    process may start too slowly for this server's time limit.
     """
     for _ in range(HONEST_ATTEMPTS - 1):
         answer = await victim.run(tool("return { sum: params.a + 1 }"), params={"a": 1})
@@ -90,7 +93,7 @@ def peak_bytes(pid: int) -> int:
 async def shared_abilities(
     anyio_backend: object, environment: None, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[AbilityHarness]:
-    """Runs hostile abilities in processes that users share."""
+    """A harness that runs hostile abilities in processes that all users share."""
     settings = Settings(
         home=str(tmp_path_factory.mktemp("abilities")), ability_timeout_ms=5_000, transform_timeout_ms=1_000
     )
@@ -103,7 +106,7 @@ async def shared_abilities(
 
 @pytest.fixture
 async def abilities(shared_abilities: AbilityHarness) -> AsyncIterator[AbilityHarness]:
-    """The shared abilities with a new user for each test."""
+    """The shared harness with a new user for each test. After each test, checks that abilities still work."""
     shared_abilities.user = await shared_abilities.new_user()
     shared_abilities.api.requests.clear()
     shared_abilities.api.responses.clear()
@@ -115,7 +118,7 @@ async def abilities(shared_abilities: AbilityHarness) -> AsyncIterator[AbilityHa
 
 @pytest.fixture
 async def with_runner(tmp_path: Path) -> AsyncIterator[WithRunner]:
-    """Makes sandboxes with scripted runners, and closes them."""
+    """Returns a function that makes sandboxes with scripted runners. They are closed after the test."""
     sandboxes: list[hutch.Hutch] = []
 
     def make(behaviour: str, **settings: Any) -> hutch.Hutch:

@@ -14,7 +14,7 @@ import hutch
 
 
 def runners(sandbox: hutch.Hutch) -> set[int]:
-    """Returns the Deno processes that run guests, without bubblewrap's."""
+    """Returns the ids of the Deno processes that run guests, without the bubblewrap processes around them."""
     pool = sandbox._kernel.pool  # type: ignore[union-attr]
     in_use = [
         *pool.runners.busy,
@@ -37,7 +37,9 @@ async def wait_for_exit(pid: int) -> None:
 
 
 def resident_bytes(pid: int) -> int:
-    """Anonymous memory in use, without Deno's shared binary."""
+    """Returns the anonymous memory that a process uses. Deno's binary, which processes share, does
+    not count.
+    """
     _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
     return (resident - shared) * os.sysconf("SC_PAGESIZE")
 

@@ -47,7 +47,9 @@ RUNNER = textwrap.dedent(
 
 
 def scripted_runner(script: Path, behaviour: str, **settings: Any) -> hutch.Hutch:
-    """Makes a sandbox whose runner executes these Python statements on `execute`."""
+    """Makes a sandbox whose runner executes the Python statements in `behaviour` when it receives
+    `execute`.
+    """
     body = textwrap.indent(textwrap.dedent(behaviour).strip(), "    ").lstrip()
     script.write_text(RUNNER.replace("BEHAVIOUR", body))
     return hutch.Hutch(runner=[sys.executable, "-I", str(script)], **settings)

@@ -1,4 +1,4 @@
-"""Suspended runs and sessions of guests that make them as large, as many or as awkward as they can."""
+"""Guests that suspend very large or very many runs and sessions, or stop their runner at a bad moment."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ LARGE_RESULTS = {
 @pytest.mark.parametrize("end", LARGE_RESULTS.values(), ids=LARGE_RESULTS)
 @repeat_on_stall
 async def test_large_stored_result_is_written_and_read_without_a_stall(h: hutch.Hutch, end: str) -> None:
-    """These results took 74 to 188 ms when they were JSON text."""
+    """When results were stored as JSON text, these took 74 to 188 ms."""
     waiting = await suspended(h, f"await tools.later(); {end}")
     async with LoopStalls() as stalls:
         result = await continued(h, waiting)
@@ -87,7 +87,9 @@ async def test_large_stored_result_is_written_and_read_without_a_stall(h: hutch.
 async def test_stopped_runner_does_not_hold_up_the_turn_whose_memory_it_gets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The memory is sent before the time limit begins, so that nothing else ended such a turn."""
+    """The time limit does not end such a turn, because it begins only after the memory is sent. So the
+    silence of the runner must end it.
+    """
     monkeypatch.setattr("hutch.sandbox.runner.process.MAX_SILENCE_SECONDS", 0.5)
     async with hutch.Hutch(home=str(tmp_path), quickjs_processes=1) as h, h.session("large") as session:
         code = RANDOM.replace("SIZE", "8").replace("const", "var", 1) + "bytes.length"
@@ -103,7 +105,9 @@ async def test_stopped_runner_does_not_hold_up_the_turn_whose_memory_it_gets(
 async def test_states_in_memory_are_bounded_although_the_stored_ones_are_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One owner made the host use 3 GB with 40 sessions that have a few kilobytes each in the store."""
+    """Without a bound, an owner made the host use 3 GB with 40 sessions, each of which takes only a few
+    kilobytes in the store.
+    """
     used: list[int] = []
     change = StateMemory.change
 
@@ -119,14 +123,16 @@ async def test_states_in_memory_are_bounded_although_the_stored_ones_are_small(
         for session in sessions:
             assert (await session.run(fill)).result == 6 * MIB
             await session.store()
-        # All of them, with their new states, have more than twice what an owner may have.
+        # The old and new states of all sessions together would take more than twice the memory that an owner
+        # may use.
         turns = (session.run("bytes.fill(8); bytes.length") for session in sessions)
         results = await asyncio.gather(*turns, return_exceptions=True)
         for result in results:
             is_busy = isinstance(result, hutch.Busy)
             assert is_busy or result.error is None or result.error.code == "memory_limit"  # type: ignore[union-attr]
         assert 12 * MIB < max(used) <= 32 * MIB
-        # The runner is not ended because of the data that it still sends, and another owner can use memory.
+        # The runner still works although the host refused data that it was sending, and another owner can use
+        # memory.
         assert (await h.run("return 1")).result == 1
         assert (await h.session("other", owner="other").run(fill)).result == 6 * MIB
     assert used[-1] == 0

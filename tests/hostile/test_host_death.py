@@ -47,7 +47,9 @@ asyncio.run(main())
 
 @pytest.fixture(autouse=True)
 def own_runtime_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A runtime folder that no other test's host cleans up. Short, because it contains sockets."""
+    """A runtime folder for this test only, because hosts of other tests would also clean up after the killed
+    host. Its path is short, because it contains sockets.
+    """
     with tempfile.TemporaryDirectory(prefix="hd") as folder:
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
         yield
@@ -90,7 +92,8 @@ async def test_next_host_cleans_up(host: subprocess.Popen[str]) -> None:
     async with hutch.Hutch() as sandbox:
         assert (await sandbox.run("1")).ok
         assert temp_dirs(host.pid) == []
-        # A group whose process is still ending is removed when the host creates its next group.
+        # Run code until all groups are removed: a group whose process is still ending is removed when the
+        # host creates its next group.
         async with asyncio.timeout(30):
             while groups(host.pid):
                 assert (await sandbox.run("1", engine="deno")).ok

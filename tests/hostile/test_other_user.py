@@ -1,4 +1,4 @@
-"""A server that is not root, and a server without control groups, still isolate and limit guests."""
+"""Servers that do not run as root or have no control groups still isolate and limit guests."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ NOBODY = 65534
 ROOT = Path(__file__).parents[2]
 MIB = 1024 * 1024
 IS_ROOT = os.geteuid() == 0
-# The interpreter and the checkout may be in a folder that only root may enter. In a separate mount namespace,
-# this script replaces each such folder by one that contains only them.
+# Python and the checkout may be in folders that only root may enter. In a separate mount namespace, this
+# script replaces each such folder by one that contains only Python and the checkout.
 EXPOSE = """
 set -e
 for path in $NEEDED; do
@@ -62,7 +62,7 @@ def without_cgroups(_: Path) -> tuple[list[str], dict[str, str]]:
 
 @pytest.fixture(scope="module", params=[as_nobody, without_cgroups], ids=["nobody", "without cgroups"])
 def server(request: pytest.FixtureRequest) -> Iterator[ServeProcess]:
-    # pytest's own folders are closed to other users.
+    # Use a new folder, because other users may not enter pytest's folders.
     folder = Path(tempfile.mkdtemp())
     home = folder / "home"
     home.mkdir()

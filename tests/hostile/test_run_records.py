@@ -86,7 +86,9 @@ async def test_large_inputs_do_not_stall_the_server(server: ServeProcess, value:
 async def test_replay_with_large_inputs_of_tools_does_not_stall_the_server(
     server: ServeProcess, client: httpx2.Client
 ) -> None:
-    """Encoding such an input for the message about the difference takes 0.3 s."""
+    """The error message shows the difference between the inputs. Encoding such a large input for it in one
+    step takes 0.3 s.
+    """
     run_id = await record_run_with_a_tool(server)
     body = {"code": "await tools.note('\"'.repeat(4_000_000))"}
     with ServerStalls(server.process.pid, server.url) as stalls:
@@ -107,7 +109,7 @@ async def record_run_with_a_tool(server: ServeProcess) -> str:
 async def test_list_of_runs_with_many_calls_does_not_stall_the_server(
     server: ServeProcess, client: httpx2.Client, home: str
 ) -> None:
-    """Decoding their details at once takes 0.15 s."""
+    """Decoding the details of all these runs in one step takes 0.15 s."""
     run_id = run(client, b'{"code": "1"}').json()["run_id"]
     client.get(f"/runs/{run_id}")
     call = {"provider": "p" * 100, "tool": "t" * 100, "ok": True, "duration_ms": 1.0, "start_ms": 1.0}
@@ -133,7 +135,7 @@ async def test_events_of_a_run_with_many_lines_do_not_stall_the_server(
     code = "for (let line = 0; line < 9_900; line++) console.log(`line ${line}`)"
     limits = {"max_log_lines": 10_000, "max_log_chars": 1_000_000, "timeout_ms": 60_000}
     run_id = client.post("/run", json={"code": code, "limits": limits}).json()["run_id"]
-    # The first request waits for the record.
+    # Make a request first, because it waits until the record is written.
     client.get(f"/runs/{run_id}")
     with ServerStalls(server.process.pid, server.url) as stalls:
         events = client.get(f"/runs/{run_id}/events").text

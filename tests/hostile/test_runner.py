@@ -145,7 +145,7 @@ FLOODS = {
 @pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
 @repeat_on_stall
 async def test_flood_of_useless_messages_loses_the_runner(with_runner: WithRunner, flood: str) -> None:
-    """The flood has no end, so only a limit can end it before the time limit."""
+    """The flood is endless. A limit on useless messages must end it long before the time limit of 60 s."""
     sandbox = with_runner(f'send(type="started", id=id)\n{flood}', max_calls=20_000)
     async with LoopStalls() as stalls:
         result = await sandbox.run("x", tools=[RecordingTool().tool()], timeout_ms=60_000)
@@ -168,7 +168,9 @@ LONG_LINES = {
 async def test_long_line_with_a_lone_surrogate_does_not_block_the_host(
     with_runner: WithRunner, payload: str, field: str
 ) -> None:
-    """Python's JSON parser, which accepts lone surrogates, needs a fifth of a second for such a line."""
+    """Only Python's JSON parser accepts lone surrogates, and it needs a fifth of a second for such a line in
+    one step.
+    """
     sandbox = with_runner(
         f"""
         payload = {payload}
@@ -190,7 +192,7 @@ async def test_long_line_with_a_lone_surrogate_does_not_block_the_host(
 @pytest.mark.parametrize("field", ["message", "logs"])
 @repeat_on_stall
 async def test_long_error_or_log_does_not_block_the_host(with_runner: WithRunner, field: str) -> None:
-    """Decoded, these fields take 0.15 s."""
+    """Decoding such a field in one step takes 0.15 s."""
     sandbox = with_runner(
         """
         send(type="started", id=id)

@@ -10,8 +10,8 @@ from tests.support.stalls import LoopStalls, repeat_on_stall
 
 @repeat_on_stall
 async def test_large_result_of_slow_numbers_does_not_block_the_host(with_runner: WithRunner) -> None:
-    """If they were decoded in one step, these numbers would take 10 us each. The runner ends before they are
-    decoded.
+    """Decoding one of these numbers takes 10 us, so decoding all of them in one step would take a second.
+    Meanwhile the runner has ended, which must not lose the result.
     """
     sandbox = with_runner(
         """
@@ -27,7 +27,7 @@ async def test_large_result_of_slow_numbers_does_not_block_the_host(with_runner:
 
 
 LONG_PAYLOADS = {
-    # The payload, and the end of the message after it.
+    # For each name: the payload, and the part of the message that follows it.
     "quotes": ("b'\"' + b'\\\\\"' * 7_500_000 + b'\"'", ""),
     "control characters": ("b'\"' + b'\\\\u0001' * 2_500_000 + b'\"'", ""),
     "not JSON": ("b'[' * 8_000_000", ""),

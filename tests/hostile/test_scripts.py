@@ -1,4 +1,6 @@
-"""Toolscripts that try to escape: the jail and the gateway stop what Deno's permissions allow."""
+"""Toolscripts that try to escape. The jail and the gateway must also stop attempts that Deno's permissions
+allow.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ async def victim(
 
 @pytest.fixture
 async def scripts(victim: ScriptEnvironment) -> AsyncIterator[ScriptEnvironment]:
-    """After each test, another script must run normally."""
+    """The shared environment. After each test, checks that another script runs normally."""
     victim.requests.clear()
     yield victim
     result = await victim.run(f"{IMPORT}return [await tools.every.zero(), await tools.remote.zero()]")
@@ -50,7 +52,7 @@ async def scripts(victim: ScriptEnvironment) -> AsyncIterator[ScriptEnvironment]
 
 @pytest.fixture
 def listener() -> Iterator[int]:
-    """A port of the host's loopback with a listener."""
+    """A port on the host's loopback on which the test listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
@@ -83,7 +85,7 @@ async def test_nothing_of_the_host_or_a_registry_can_be_imported(scripts: Script
     assert {
         name: result for name, result in ends.items() if result.exit_code != 1 or "leak" in result.stdout
     } == {}
-    # Errors reveal no file contents either.
+    # The error messages must not contain contents of files either.
     assert {name for name, result in ends.items() if "root:" in result.stderr} == set()
 
 
@@ -96,7 +98,7 @@ async def test_unsupported_import_names_the_alternative(scripts: ScriptEnvironme
 
 
 def visible_to(pid: int) -> tuple[set[str], list[str], set[int]]:
-    """Returns host folders, network interfaces and listening ports that a process sees."""
+    """Returns the host's folders, the network interfaces and the listening ports that a process can see."""
     root = Path(f"/proc/{pid}/root")
     folders = {"etc", "root", "home", "usr", "bin", "sys", "var"}
     interfaces = Path(f"/proc/{pid}/net/dev").read_text().splitlines()[2:]
@@ -109,7 +111,9 @@ def visible_to(pid: int) -> tuple[set[str], list[str], set[int]]:
 
 
 async def test_jail_contains_nothing_of_the_host(scripts: ScriptEnvironment, listener: int) -> None:
-    """Checks from outside, through /proc, what exists, not what Deno permits."""
+    """Looks into the jail from outside, through /proc, because Deno's permissions would hide from the script
+    what exists there.
+    """
     running = asyncio.create_task(scripts.run(f"{IMPORT}await tools.every.slow({{ seconds: 60 }})"))
     await scripts.until_called("every__slow")
     [pid] = scripts_below(os.getpid())
@@ -258,7 +262,7 @@ async def test_token_is_not_visible_to_a_script(scripts: ScriptEnvironment) -> N
     assert result.exit_code == 0, result
     assert len(result.value) > 10
     assert TOKEN not in "".join(result.value)
-    # Requests from a jail need no token, and one that a script sends is ignored.
+    # Requests from a jail need no token. A token that a script sends is ignored.
     assert {each.headers.get("authorization") for each in scripts.requests} == {"Bearer guess", None}
 
 

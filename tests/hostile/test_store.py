@@ -100,7 +100,7 @@ async def test_number_out_of_range_is_refused_and_finds_nothing(store: Store) ->
 async def test_run_record_that_cannot_be_stored_does_not_block_the_others(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """PostgreSQL limits the size of index entries; SQLite does not."""
+    """The id is too long for an index of PostgreSQL. SQLite has no such limit and stores the record."""
     long = make_run(run_id=incompressible(20_000))
     others = [make_run(run_id=f"run{number}") for number in range(5)]
     for row in (*others[:2], long, *others[2:]):
@@ -113,7 +113,7 @@ async def test_run_record_that_cannot_be_stored_does_not_block_the_others(
 
 
 async def test_value_too_long_for_an_index_is_refused(store: Store) -> None:
-    """SQLite stores it."""
+    """PostgreSQL refuses the value. SQLite stores it, because it has no limit for index entries."""
     with contextlib.suppress(UnstorableValue):
         await store.users.add(make_user(incompressible(20_000)))
     assert await add_user(store) is not None
@@ -162,7 +162,7 @@ async def test_concurrent_writers_of_one_id_agree(store_settings: Settings, stor
 
 
 async def test_uses_of_keys_are_written_in_one_order(store: Store) -> None:
-    """Two servers that update the same keys in another order would block each other."""
+    """Two servers that updated the same keys in different orders would block each other."""
     user = await add_user(store)
     keys = [make_key(user, digest=str(number), id=f"key{number}") for number in range(20)]
     for key in keys:
@@ -190,7 +190,7 @@ def locked_users(server: databases.PostgresServer, url: str) -> Iterator[None]:
 
 
 async def wait_for_blocked_session(server: databases.PostgresServer) -> int:
-    """Waits until a session of Hutch waits for a lock, and returns its pid."""
+    """Waits until a database session of Hutch waits for a lock. Returns the process id of the session."""
     sql = "SELECT pid FROM pg_stat_activity WHERE application_name = 'hutch' AND wait_event_type = 'Lock'"
     async with asyncio.timeout(TIMEOUT_SECONDS):
         with server.connect() as session:
@@ -209,7 +209,7 @@ async def test_connection_lost_during_a_write_leaves_nothing_half_written(
         user = await add_user(store)
         ability = make_ability(user)
         with locked_users(postgres, url):
-            # The first statement is executed, the second one waits for the lock.
+            # In this transaction, the first statement is executed and the second one waits for the lock.
             write = asyncio.create_task(
                 store._database.write(
                     SqlStatement("INSERT INTO meta (key, value) VALUES ('half', 'x')", {}),

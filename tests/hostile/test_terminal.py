@@ -45,7 +45,8 @@ def leaf_commands(group: click.Group = root, path: tuple[str, ...] = ()) -> Iter
             yield " ".join((*path, name))
 
 
-# Arguments that make each command show hostile text. GATEWAY and FOLDER are replaced.
+# For each command, arguments with which it shows hostile text. The tests replace GATEWAY and FOLDER by a URL
+# and a path.
 ARGUMENTS: dict[str, list[str]] = {
     "eval": [THROW],
     "runner": ["--engine", HOSTILE],
@@ -186,7 +187,7 @@ def gateway() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def environ(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A home with a user, an ability and a package that are hostile."""
+    """Environment whose home has a user, an ability and a package with hostile texts."""
     home = tmp_path_factory.mktemp("home")
     with registry.run_registry() as npm:
         npm.publish(
@@ -296,7 +297,7 @@ except ValueError:
 
 # --- all output of the command line goes through few functions ---
 
-# Modules that write to the terminal. They escape control characters.
+# The modules that may write to the terminal, because they escape control characters.
 WRITERS = {"support/console.py", "support/prompts.py", "flow/view.py"}
 # Attributes of sys.stdout and sys.stderr that print nothing.
 HARMLESS = {"flush", "isatty", "encoding", "fileno"}
@@ -313,7 +314,7 @@ FORBIDDEN = {
 
 
 def output_of(path: Path) -> list[str]:
-    """Returns the expressions that could write to the terminal."""
+    """Returns the expressions in a module that could write to the terminal."""
     tree = ast.parse(path.read_text())
     harmless = {
         id(parent.value)
@@ -333,8 +334,8 @@ def test_only_few_modules_of_the_command_line_write_to_the_terminal() -> None:
     modules = {str(path.relative_to(CLI)): path for path in CLI.rglob("*.py")}
     assert modules.keys() >= WRITERS
     found = {name: output for name, path in modules.items() if (output := output_of(path))}
-    # The view of a flow gets the stream, the log handler writes with PrintableFormatter, and a runtime that
-    # is started on a terminal writes a constant.
+    # Three other modules use a stream safely: flow/live.py passes it to the view of a flow, the log handler
+    # in main_loop.py writes with PrintableFormatter, and serve.py writes a constant.
     passed_on = {
         "flow/live.py": ["sys.stderr"] * 3,
         "runtime/main_loop.py": ["sys.stderr"],

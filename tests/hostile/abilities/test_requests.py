@@ -25,7 +25,8 @@ async def run(abilities: AbilityHarness, body: str, **fields: Any) -> AbilityRes
     )
 
 
-# A guest controls its realm: it can replace everything that it sends to the host.
+# Body of a wrapper that sends a forged request to the host. It can, because a guest controls the realm in
+# which its messages are serialised.
 FORGED = """
     const forged = rest.forged;
     Object.prototype.toJSON = function () {
@@ -129,7 +130,9 @@ async def test_connections_are_never_shared_between_users(abilities: AbilityHarn
 
 
 async def test_vm_keeps_no_state_for_the_next_execution(abilities: AbilityHarness) -> None:
-    """Neither another user, nor the user's next execution, nor the transform of this one sees its state."""
+    """The state that an execution leaves is not visible to its own transform, to the user's next execution,
+    or to another user.
+    """
     await abilities.credential("Authorization", TOKEN)
     abilities.api.responses["/slow"] = send_and_hang()
     leave = """
@@ -267,7 +270,9 @@ async def test_malicious_json_does_no_harm(abilities: AbilityHarness, body: byte
     ids=lambda content: str(content)[:40],
 )
 async def test_wrapper_may_report_any_response(abilities: AbilityHarness, content: Any) -> None:
-    """It controls the realm that serialises the response."""
+    """A wrapper can report any response, because it controls the realm that serialises the response. The host
+    must accept or refuse each one without harm.
+    """
     code = "JSON.stringify = () => JSON.rest; Object.prototype.toJSON = function () { return rest.content };"
     response = await run(abilities, f"{code} return new Response('x')", params={"content": content})
     assert response.status in (200, 429, 500)
@@ -276,7 +281,7 @@ async def test_wrapper_may_report_any_response(abilities: AbilityHarness, conten
 
 
 async def test_many_or_long_secrets_do_not_slow_down_responses(abilities: AbilityHarness) -> None:
-    """A cookie with 800 values, each of which is searched for."""
+    """Tests a cookie with 800 values that are all searched for in the response, and very long secrets."""
     await abilities.credential("Cookie", "; ".join(f"c{at}=value-{at:06}" for at in range(800)))
     abilities.api.responses["/"] = http_response(body=b"<p>value-123456 & \\u0041 %41</p>" * 25_000)
     began = time.monotonic()
@@ -284,7 +289,7 @@ async def test_many_or_long_secrets_do_not_slow_down_responses(abilities: Abilit
     response = await run(abilities, body, dynamic_header_keys=[f"{HOST}::Cookie"])
     assert response.body["success"], response.body
     assert time.monotonic() - began < 10
-    # A secret that could start at every character of the response.
+    # Every character of the response could be the beginning of this long secret.
     await abilities.credential("X-Long", "a" * 12_000 + "b" + "a" * 4_000)
     abilities.api.responses["/"] = http_response(body=b"a" * 500_000)
     began = time.monotonic()

@@ -39,7 +39,7 @@ def all_output(abilities: AbilityHarness, response: AbilityResponse) -> str:
 
 
 def encodings(secret: str = SECRET) -> dict[str, bytes]:
-    """Encodings in which the service might return the secret."""
+    """Returns the secret in the encodings in which a service might return it."""
     codes = secret.encode()
     return {
         "raw": codes,
@@ -86,7 +86,8 @@ async def run_thief(abilities: AbilityHarness, code: str, **params: Any) -> Abil
     )
 
 
-# Returns the bytes one by one as numbers, which cannot be redacted.
+# Wrapper that returns each byte of the response as a number. Numbers in a result are not redacted, so the
+# test sees what the wrapper could read.
 READ_BYTES = """
 export async function wrapper({ api }) {
   const bytes = await (await fetch(api + "/say")).bytes();
@@ -104,7 +105,8 @@ async def test_secret_in_a_response_is_redacted_before_the_guest_reads_it(
     response = await run_thief(abilities, READ_BYTES)
     assert abilities.api.requests[0].all("authorization") == [SECRET]
     received = bytes(response.body["result"]["body"])
-    # Some characters may stay: in Base64 they also encode bits of the neighbouring bytes.
+    # In Base64, a character at the end of the secret also encodes bits of the byte beside it. So some
+    # characters may be left.
     assert b"[redacted]" in received
     assert len(received) <= len(b"<[redacted]>") + 10
 
@@ -125,7 +127,7 @@ async def test_secret_in_chunks_compression_or_trailers_is_redacted(
 
 
 async def test_secret_that_is_a_prefix_of_another_does_not_reveal_the_rest(abilities: AbilityHarness) -> None:
-    """The chunk ends where the shorter secret ends."""
+    """The first chunk of the response ends where the shorter secret ends."""
     longer = "-and-the-rest-of-it"
     await abilities.credential("X-Long", SECRET + longer)
     abilities.api.responses["/say"] = chunked(f"<{SECRET}{longer}>".encode(), 1 + len(SECRET))
@@ -182,7 +184,7 @@ async def test_secret_anywhere_in_a_response_is_not_readable(
 
 
 async def test_no_spelling_of_a_host_sends_the_secret_to_another(abilities: AbilityHarness) -> None:
-    """`localhost` is the other host, whatever else the URL mentions."""
+    """The credential is for 127.0.0.1. All these URLs lead to `localhost`, whatever else they contain."""
     port = abilities.api.port
     urls = [
         f"http://{OTHER_HOST}:{port}/",

@@ -17,7 +17,9 @@ from hutch.settings import Settings
 async def server_and_operator(
     anyio_backend: object, environment: None, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[FlowServer, FlowClient]]:
-    """One server per test file. It logs at debug level. Its log must contain no content of flows."""
+    """One server per test file, which logs at debug level. At the end, checks that the log has no content of
+    flows.
+    """
     env = {"HUTCH_API_KEY": OPERATOR, "HUTCH_LOG_LEVEL": "debug", "HUTCH_MAX_FLOWS": str(MAX_FLOWS)}
     home = str(tmp_path_factory.mktemp("server"))
     async with (
@@ -52,7 +54,7 @@ def rid(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 async def eve(server: FlowServer, operator: FlowClient, rid: str) -> AsyncIterator[FlowClient]:
-    """An attacker with a key for flows only; her runs are cancelled after the test."""
+    """An attacker with a key that allows only flows. Her runs are cancelled after the test."""
     eve = await server.user(operator, f"eve-{rid}")
     yield eve
     for run in (await eve.get_json("/runs?limit=1000"))["runs"]:

@@ -14,14 +14,14 @@ MARK = "do-not-write-this-down"
 
 
 def assert_error(answer: httpx2.Response, status: int, code: str) -> str:
-    """Returns the error message."""
+    """Checks status and code of an error response. Returns its message."""
     message: str = helpers.assert_error(answer, status, code)["message"]
     return message
 
 
 def flow_of_attempts(nodes: list[dict[str, Any]]) -> dict[str, Any]:
-    """A flow that makes all attempts independently. Each is expected to fail, and then leads to the step
-    `ID-why`.
+    """Returns a flow in which every attempt is an independent step. When the step ID fails, as expected, the
+    step `ID-why` outputs its error.
     """
     reasons = [node(f"{item['id']}-why", "dsl.emit", e=f"$step.{item['id']}.error") for item in nodes]
     edges = [edge(item["id"], f"{item['id']}-why", on="failure") for item in nodes]

@@ -45,7 +45,7 @@ async def test_flow_cannot_use_protocols_outside_the_scopes_of_the_key(eve: Flow
         "there is no kind" in json.dumps(each) or "not allowed" in json.dumps(each)
         for each in outputs.values()
     )
-    # Inline in the flow itself.
+    # The same step is refused in an inner flow that is part of the flow.
     await eve.start_run(flow([node("f", "flow.run", flow=flow([code]), inputs={})], name="inner"), f"{rid}-2")
     assert (await eve.wait_for_end(f"{rid}-2"))["outcome"] == "step_failed"
 
@@ -103,7 +103,7 @@ async def test_other_users_runs_and_flows_are_invisible(eve: FlowClient, bo: Flo
     assert_error(await eve.post(f"/flows/f-{rid}/runs", {}), 404, "NOT_FOUND")
     assert (await eve.get_json("/runs"))["runs"] == []
     assert (await eve.get_json("/flows")) == {"flows": []}
-    # A name in a step refers to her own flows, and she has none.
+    # For eve, a name in a step refers to her own flows, and she has none.
     why = await run_attempts(eve, f"{rid}-eve", [node("f", "flow.run", flow=f"f-{rid}", inputs={})])
     assert "There is no flow" in why["f"]["message"]
     assert (await bo.get_json(f"/runs/{rid}"))["status"] in ("pending", "running")
@@ -182,7 +182,9 @@ async def test_other_users_ability_is_unknown(
 async def test_step_cannot_request_the_server_itself_or_internal_addresses(
     server: FlowServer, operator: FlowClient, eve: FlowClient, rid: str
 ) -> None:
-    """The server itself listens on loopback, where one other port is allowed."""
+    """Loopback is not forbidden as a whole: the policy allows one port there, on which the server does not
+    listen.
+    """
     port = urlsplit(operator.server.url).port
     urls = [
         f"http://127.0.0.1:{port}/health",

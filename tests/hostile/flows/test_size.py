@@ -141,7 +141,7 @@ async def test_odd_numbers_and_long_messages_only_end_their_run(eve: FlowClient,
 
 
 async def test_repeated_references_to_a_large_output_are_bounded(eve: FlowClient, rid: str) -> None:
-    """Without a bound, the output would take 8 GB."""
+    """The steps refer 2 000 times to the same large output. Without a bound, their values would take 8 GB."""
     nodes = [
         node("big", "dsl.emit", v="$input.big"),
         node("more", "dsl.emit", v=["$step.big"] * 2_000),
@@ -189,7 +189,7 @@ async def test_steps_of_nested_flows_are_bounded(monkeypatch: pytest.MonkeyPatch
     ended = await FlowHarness().run(flows["l6"], flows=flows)
     assert "sub-flows of this run have more than 2000 steps" in ended.error["message"]
     assert time.monotonic() - began < TIMEOUT_SECONDS / 2
-    # A recursive flow.
+    # The depth of a recursive flow is bounded, too.
     flows["self"] = flow([node("f", "flow.run", flow="self", inputs={})], name="self")
     assert "levels deep" in (await FlowHarness().run(flows["self"], flows=flows)).error["message"]
 

@@ -89,7 +89,7 @@ async def test_refusal_is_short_and_does_not_stall_the_server(
 
 
 def switches(count: int, cases: int) -> dict[str, Any]:
-    """Every case of every switch has its own edge."""
+    """Returns a flow of switches with many cases, each of which has its own edge."""
     nodes = [
         node(f"d{at}", "switch", key_from="$input.x", cases={f"c{case}": "end" for case in range(cases)})
         for at in range(count)
@@ -99,7 +99,7 @@ def switches(count: int, cases: int) -> dict[str, Any]:
 
 
 def references(count: int) -> dict[str, Any]:
-    """Every step refers to every key of the first one with the longest references that are allowed."""
+    """Returns a flow whose steps contain many references of the maximum length."""
     path = ".abcdefghijklmno" * 99
     nodes = [node(f"s{at}", "dsl.emit", v=[f"$step.s0{path}{'xyz' * 3}"] * 10) for at in range(count)]
     nodes[0] = node("s0", "dsl.emit")
@@ -128,7 +128,7 @@ async def test_other_users_flow_does_not_wait_for_a_large_one(
 async def test_outputs_with_millions_of_values_do_not_stall_the_server(
     eve: FlowClient, operator: FlowClient
 ) -> None:
-    """The server stores and sends the outputs of a run without decoding them."""
+    """Such outputs are no problem, because the server stores and sends outputs without decoding them."""
     rid = f"lists-{uuid.uuid4()}"
     nodes = [node("end", "finish", outputs=["$input.lists"] * 20)]
     lists: list[Any] = [[]] * 45_000

@@ -9,7 +9,9 @@ REFUSED = "refused"
 
 
 def program(attempts: Mapping[str, str]) -> str:
-    """Returns code that makes each attempt, and returns its value or its refusal."""
+    """Returns a program that makes every attempt. The program returns, by name, the value of each attempt or
+    the error that refused it.
+    """
     functions = ",\n".join(
         f"{json.dumps(name)}: async () => {{ {code if 'return ' in code else f'return ({code})'} }}"
         for name, code in attempts.items()

@@ -203,7 +203,7 @@ NETWORK = {
     ),
 }
 
-# Deno ends the execution, or even its process, on these.
+# Attempts on which Deno ends the execution, or even its process.
 LETHAL = {
     "a worker with more permissions": (
         "const w = new Worker('data:text/javascript,postMessage(Deno.readTextFileSync(\"/etc/passwd\"))',"
@@ -253,7 +253,7 @@ async def test_no_network_can_be_reached(run: Run) -> None:
         result = await run(program(attempts), timeout_ms=60_000)
         assert result.error is None
         assert successes(result.result) == {}
-        # Not even a connection attempt got out.
+        # Nothing has connected to the server.
         with pytest.raises(BlockingIOError):
             server.accept()
 

@@ -12,8 +12,8 @@ from tests.hostile.guests.recording_tool import RecordingTool
 
 import hutch
 
-# Deno's internals let a guest write to the runner's socket. That must not give it an error code of its
-# choice, a tool that it was not given, or access to another run.
+# Program that uses Deno's internals to write to the runner's socket. With this, a guest must not be able to
+# choose an error code, call a tool that it was not given, or reach another run.
 HIJACK = """
     const core = Deno[Deno.internal].core;
     const [rid] = Object.entries(core.resources()).find(([, name]) => name === 'unixStream');
@@ -204,7 +204,7 @@ async def test_calls_of_tools_that_were_not_provided_are_not_recorded(
     """
     result, calls = await hijacked(sandbox, code)
     assert (result.result, calls) == ("noted", ["first", "last"])
-    # The run is logged in the next iteration of the event loop.
+    # Let the event loop run, because the log line is written in its next iteration.
     await asyncio.sleep(0)
     [fields] = [record.fields for record in caplog.records if getattr(record, "fields", {}).get("calls")]  # type: ignore[attr-defined]
     assert [(call["provider"], call["tool"]) for call in fields["calls"]] == [("tools", "note")] * 2

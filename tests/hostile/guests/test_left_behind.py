@@ -1,4 +1,4 @@
-"""State that a guest leaves in storage, files, channels or threads is not visible to the next one."""
+"""State that a guest leaves in storage, files, channels or threads is not visible to the next guest."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ FIND = {
 
 
 async def test_no_state_of_one_execution_is_visible_to_the_next(run: Run) -> None:
-    # Some attempts to leave something may fail; that does not matter here.
+    # It does not matter here if some of the attempts to leave state fail.
     left = await run(program(LEAVE_STATE), timeout_ms=30_000)
     assert left.error is None
     for _ in range(3):

@@ -64,7 +64,8 @@ LOOPS = {
     "Atomics.wait": "Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0)",
 }
 
-# QuickJS does not check the clock inside these calls, nor do Deno's own timers.
+# Calls that neither QuickJS nor Deno's own timers can interrupt, because they do not check the clock inside
+# of them.
 NATIVE = {
     "join": "const a = []; a.length = 4294967295; a.join()",
     "a big integer as text": "for (;;) (7n ** 200000n).toString()",
@@ -81,7 +82,7 @@ async def test_endless_guests_time_out(run: Run) -> None:
     results = await asyncio.gather(*(run(code, timeout_ms=300) for code in LOOPS.values()))
     assert time.monotonic() - began < 20
     ends = {name: result.error and result.error.code for name, result in zip(LOOPS, results, strict=True)}
-    # The engine may also refuse these immediately.
+    # An engine may also refuse some of these loops with an error immediately.
     assert {name: end for name, end in ends.items() if end not in ("timeout", "runtime_error")} == {}
     refused = {name for name, end in ends.items() if end == "runtime_error"}
     assert refused <= {"Atomics.wait", "recursion", "a regular expression", "another"}
@@ -214,7 +215,9 @@ async def test_thrown_proxy_ends_the_execution_immediately(run: Run, trap: str, 
 
 
 async def test_proxy_thrown_in_a_timer_ends_the_execution_immediately(sandbox: hutch.Hutch) -> None:
-    """Deno itself reads errors of timers, so there the traps take the guest's time."""
+    """Deno reads an error that a timer throws, so on deno the traps of the Proxy could run. This is tested on
+    QuickJS only.
+    """
     throw = "setTimeout(() => { throw thrown }); await new Promise(() => {})"
     for trap in TRAPS.values():
         code = f"{trap} {PROXY.replace('{target}', '{}')} {throw}"

@@ -1,4 +1,6 @@
-"""Floods of logs, results and nesting do not grow in the host and are not parsed as protocol messages."""
+"""Floods of logs and huge or deeply nested results do not use up the host's memory, and are not parsed as
+protocol messages.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from tests.support.stalls import LoopStalls, repeat_on_stall
 import hutch
 
 MIB = 1024 * 1024
-# The floods are larger, so they cannot all be in memory.
+# Every flood is larger than this, so a smaller growth shows that the host does not keep it in memory.
 MAX_GROWTH = 64 * MIB
 
 FLOODS = {
@@ -92,7 +94,7 @@ async def test_endless_flood_times_out_and_keeps_its_beginning(run: Run) -> None
 
 @pytest.fixture(scope="module")
 async def small_results(anyio_backend: object) -> AsyncIterator[hutch.Hutch]:
-    """A sandbox with results of at most one MiB."""
+    """A sandbox that refuses results larger than one MiB."""
     async with hutch.Hutch(max_result_bytes=MIB) as sandbox:
         yield sandbox
 
@@ -136,7 +138,7 @@ async def test_result_of_exactly_the_limit_is_accepted(
 @pytest.mark.parametrize("text", ["'\"'.repeat(4194302)", "'\\u0001'.repeat(1398100)"])
 @repeat_on_stall
 async def test_result_of_escapes_does_not_block_the_host(run: Run, text: str) -> None:
-    """If its message is read in one step, such a result takes up to 80 ms."""
+    """Reading the message with such a result in one step would block the host for up to 80 ms."""
     async with LoopStalls() as stalls:
         result = await run(text, memory_limit_bytes=300 * MIB, timeout_ms=60_000)
     assert result.error is None
@@ -145,7 +147,9 @@ async def test_result_of_escapes_does_not_block_the_host(run: Run, text: str) ->
 
 
 async def test_result_of_millions_of_wide_characters_is_accepted(run: Run) -> None:
-    """A loop over the characters takes QuickJS more than 20 s."""
+    """The prelude must not measure such a result with a loop over its characters, which takes QuickJS more
+    than 20 s.
+    """
     for text, size in (("'é'.repeat(4194303)", 8_388_608), ("'😀'.repeat(2097152)", None)):
         result = await run(text, memory_limit_bytes=300 * MIB, timeout_ms=15_000)
         if size is None:

@@ -12,7 +12,7 @@ from tests.contract.tpmjs.harness import eventually, tool
 from tests.support.packaged import ToolsHarness, open_tools
 
 CODE = "v8_code_cache_v2"
-# An honest tool that runs code of its caller, as template and query tools do.
+# An honest tool that evaluates code of its caller, as tools for templates and queries do.
 EVALUATOR = tool(
     "return await (async () => eval(params.code ?? '0'))(), answer()", "import { answer } from './answer.js';"
 )
@@ -68,7 +68,7 @@ async def test_hostile_caller_does_not_change_what_others_execute(
         files = {"index.js": EVALUATOR, "answer.js": "export const answer = () => 'honest';\n"}
         harness.npm.publish("evaluator", files=files)
         hostile = {"code": ATTACK}
-        # The hostile caller's own calls cause the creation of the cache.
+        # Let the hostile caller make the calls after which the server creates the cache.
         await execute_until_cached(harness, "evaluator", params=hostile, caller="eve")
         before = contents(cache_of(harness, "evaluator"))
         assert CODE in before
@@ -80,10 +80,12 @@ async def test_hostile_caller_does_not_change_what_others_execute(
 
 
 async def test_poisoned_cache_of_a_package_affects_only_that_package(tmp_path: Path) -> None:
-    """Both packages have the same dependency, at the same path in their jails."""
+    """Both packages have the same dependency at the same path in their jails, so their caches could be
+    confused.
+    """
 
     def publish(harness: ToolsHarness, answer: str) -> None:
-        # V8 compares only the length of a source with that of the cached code.
+        # V8 accepts cached code for any source of the same length, so the answers need the same length.
         assert len(answer) == len("honest")
         harness.npm.publish("shared", files={"index.js": f"export const answer = {answer!r};\n"})
         for name in ("evil", "good"):
@@ -98,7 +100,8 @@ async def test_poisoned_cache_of_a_package_affects_only_that_package(tmp_path: P
         publish(harness, "honest")
         for name in ("evil", "good"):
             await execute_until_cached(harness, name)
-        # Stands for a package that breaks out of Deno's permissions while its cache is created.
+        # Simulates a package that circumvents Deno's permissions and changes its cache while the cache is
+        # created.
         replace_code(cache_of(harness, "evil"), poison)
         assert await harness.execute("evil") == "poison", "the forged cache does not work"
         for caller in ("ann", "bob"):

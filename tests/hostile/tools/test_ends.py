@@ -92,7 +92,7 @@ SELF_KILLING = {
 
 
 def codes(answers: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """Returns the error codes of tools that must all have failed."""
+    """Checks that all tools failed, with messages of limited length. Returns their error codes."""
     assert [name for name, answer in answers.items() if answer["success"]] == []
     assert max(len(answer["error"]["message"]) for answer in answers.values()) < 10_000
     return {name: answer["error"]["code"] for name, answer in answers.items()}
@@ -102,7 +102,7 @@ async def test_endless_tools_time_out(tools: ToolServer) -> None:
     began = time.monotonic()
     found = codes(await tools.run_all(ENDLESS))
     assert time.monotonic() - began < 60
-    # The engine may also refuse this immediately.
+    # The engine may also refuse Atomics.wait immediately.
     may_fail = {"Atomics"}
     assert {name: code for name, code in found.items() if code != TIMEOUT and name not in may_fail} == {}
     assert {*found.values()} <= {TIMEOUT, FAILURE}
@@ -137,7 +137,7 @@ async def test_300_mb_of_logs_are_truncated_and_the_output_is_returned(tools: To
         {name: tool(f"{source}; return 'done'", before) for name, source in LOGS.items()}
     )
     for name, answer in answers.items():
-        # A busy machine may run out of time.
+        # On a busy machine, the tool may time out.
         assert answer.get("output") == "done" or answer["error"]["code"] == TIMEOUT, name
         assert answer["logsTruncated"] is True, name
         assert 0 < sum(map(len, answer["logs"])) <= 64_000, name
@@ -150,7 +150,8 @@ async def test_endlessly_nested_output_is_rejected(tools: ToolServer) -> None:
 
 async def test_output_of_a_million_keys_is_rejected(tmp_path: Path) -> None:
     source = "return Object.fromEntries(Array.from({ length: 1e6 }, (_, i) => ['key' + i, i]))"
-    # Enough time for a busy machine, so that the size is the reason.
+    # Give the tool enough time even on a busy machine, so that it fails because of the size and not of a
+    # timeout.
     async with server_with_registry(tmp_path, {}, tool_timeout_ms=60_000) as tools:
         answer = await tools.run(tool(source))
         assert answer["success"] is False

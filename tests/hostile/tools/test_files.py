@@ -171,7 +171,7 @@ async def test_number_of_files_is_limited(tools: ToolServer) -> None:
 async def test_files_and_processes_of_a_concurrent_call_are_unreachable(
     tmp_path: Path, sync: SyncServer
 ) -> None:
-    # The first call waits for the second, which may start slowly.
+    # A long timeout, because the first call waits for the second one, which may start slowly.
     settings = {"tool_timeout_ms": 60_000, "egress_allow": sync.address}
     async with server_with_registry(tmp_path, {}, **settings) as tools:
         writer = tools.publish(
@@ -222,7 +222,7 @@ PRINTS = [
 
 
 def printing_tool(print_code: str) -> str:
-    """A tool that prints the fake messages with one of the functions, and then continues for a while."""
+    """Returns a tool that prints the fake messages with this code, and then continues for a while."""
     wait = "await new Promise((r) => setTimeout(r, 50))"
     return tool(
         f"{FAKE_MESSAGES} for (const line of lines) {{ {print_code} }} {wait}; return 'honest'", BEFORE
@@ -245,7 +245,9 @@ async def test_fake_protocol_messages_are_not_events(tools: ToolServer, print_co
 
 
 async def test_package_that_hijacks_the_runners_connection_affects_only_itself(tools: ToolServer) -> None:
-    """Code in the runner's realm may send messages for it, but only harms itself."""
+    """A package shares the realm of its runner, so it can send messages for the runner. This may affect only
+    its own call.
+    """
     source = tool(
         "return 'honest'",
         """

@@ -24,7 +24,7 @@ from hutch.npm.package_spec import PackageSpec
 from hutch.protocols.tpmjs.models import PackageToolCall
 from hutch.sandbox.runner.profile import Profile
 
-# In two parts, so that this file does not match.
+# Written in two parts, so that a search for the secret does not find it in this file.
 MARK = "hutch-secret-" + "mark"
 ENV = {"SOME_API_KEY": MARK, "PLAIN": "x"}
 
@@ -49,7 +49,7 @@ SOURCES = {
 
 @pytest.fixture(scope="module")
 async def server(sync: SyncServer) -> AsyncIterator[ToolServer]:
-    """Logs everything, keeps spares and has its own folders."""
+    """A server that logs everything, keeps spares and has its own folders."""
     with tempfile.TemporaryDirectory(prefix="h-") as folder, tempfile.TemporaryDirectory() as home:
         settings = {"tool_timeout_ms": 1_500, "tool_memory_bytes": 128 * 2**20, "egress_allow": sync.address}
         variables = {"TMPDIR": folder, "XDG_RUNTIME_DIR": folder}
@@ -60,7 +60,7 @@ async def server(sync: SyncServer) -> AsyncIterator[ToolServer]:
 
 
 def on_disk(folders: tuple[Path, ...]) -> list[str]:
-    """Returns files that contain the secret or have it in their name."""
+    """Returns the files in these folders that contain the secret or have it in their name."""
     found = []
     for folder in folders:
         for path in folder.rglob("*"):
@@ -70,7 +70,7 @@ def on_disk(folders: tuple[Path, ...]) -> list[str]:
 
 
 def in_processes() -> Iterator[str]:
-    """Yields the files in /proc that contain the secret."""
+    """Yields the files of processes in /proc that contain the secret."""
     for process in Path("/proc").glob("[0-9]*"):
         for name in ("cmdline", "environ", "comm", "mountinfo", "cgroup", "stat", "wchan"):
             try:
@@ -82,13 +82,13 @@ def in_processes() -> Iterator[str]:
 
 
 async def test_secret_is_in_no_log_record_or_file(server: ToolServer) -> None:
-    # The second call may get a spare.
+    # Call each tool twice, because a spare may serve the second call.
     for _ in range(2):
         answers = await server.run_all(
             {name: {"source": source, "env": ENV} for name, source in SOURCES.items()}
         )
         assert len({answer["runId"] for answer in answers.values()}) == len(SOURCES)
-    # The run records themselves are logged.
+    # Wait until the log has the records of all runs.
     await eventually(lambda: str(server.server.seen).count('"event": "run"') == 2 * len(SOURCES))
     assert [line for line in server.server.seen if MARK in line] == []
     assert on_disk(server.folders) == []
@@ -111,13 +111,13 @@ async def test_secret_is_in_no_process_list_while_the_tool_runs_or_waits(
     assert on_disk(server.folders) == []
     sync.release("secret-seen")
     assert (await calling)["success"] is True
-    # A spare has the secret now.
+    # Now there is a spare that has the secret in its env.
     await asyncio.to_thread(wait_until, lambda: runners(server.pid))
     assert [*in_processes()] == []
 
 
 async def test_caller_gets_the_output_of_its_tool_unredacted(server: ToolServer) -> None:
-    """The secret belongs to the caller."""
+    """The caller may see the secret, because it is the caller's own."""
     answer = await server.run(SOURCES["throws"], env=ENV)
     assert answer["error"]["message"] == MARK
     answer = await server.run(SOURCES["prints"], env=ENV)
@@ -137,7 +137,7 @@ async def test_error_of_a_rejected_request_does_not_contain_the_secret(server: T
 
 
 async def test_server_keeps_no_file_open_that_contains_the_secret(server: ToolServer) -> None:
-    """The stdin payload is an anonymous file that is closed after the start."""
+    """A runner gets its payload as stdin from an anonymous file, which the server closes after the start."""
     await server.run(SOURCES["succeeds"], env=ENV)
     # A spare may be starting at this moment.
     await asyncio.to_thread(wait_until, lambda: open_secret_files(server.pid) == [])

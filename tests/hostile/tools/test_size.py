@@ -10,7 +10,8 @@ from tests.contract.tpmjs.harness import tool
 from tests.support.packaged import ToolsHarness, open_tools
 from tests.support.stalls import LoopStalls, repeat_on_stall
 
-# Made when they are needed: other test processes collect these tests too.
+# Functions that make the parameters, because every test process collects these tests and would otherwise make
+# them, too.
 SLOW_PARAMS: dict[str, Callable[[], Any]] = {
     "exponents": lambda: [1e300] * 400_000,
     "keys": lambda: {f"k{number}": 1 for number in range(200_000)},

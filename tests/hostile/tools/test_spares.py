@@ -22,7 +22,7 @@ async def server(sync: SyncServer, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def spares(server: ToolServer, package: str) -> list[int]:
-    """Returns the processes that were started for a package."""
+    """Returns the ids of the processes that were started for a package."""
     found = []
     for pid in descendants(server.pid):
         with contextlib.suppress(OSError):
@@ -36,7 +36,7 @@ def state(pid: int) -> str:
 
 
 def ticks(pid: int) -> int:
-    """CPU time in hundredths of a second."""
+    """Returns the CPU time of a process in hundredths of a second."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])
 
@@ -74,7 +74,7 @@ async def test_background_work_of_a_package_is_stopped_between_calls(
     for _ in range(20):
         assert await server.healthy()
     assert (ticks(spare), sync.requests, state(spare)) == (before, requests, "T")
-    # Once resumed, it may fail.
+    # The spare is resumed for this call, which may fail because of the package's background work.
     answer = await server.execute(package, env={"SYNC": sync.url})
     assert answer["success"] or answer["error"]["code"] in ("EXECUTION_TIMEOUT", "TOOL_EXECUTION_ERROR")
     assert (await server.run(tool("return 'next'")))["output"] == "next"
