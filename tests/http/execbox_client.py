@@ -32,7 +32,7 @@ class ExecboxClient:
         return message
 
     async def call(self, id: str) -> dict[str, Any]:
-        """Receives the next message, which must be a tool call of this execution."""
+        """Receives the next message, and checks that it is a tool call of this execution."""
         call = await self.receive()
         assert (call["type"], call["id"]) == ("tool_call", id)
         return call
@@ -41,7 +41,7 @@ class ExecboxClient:
         assert await self.receive() == {"type": "started", "id": id}
 
     async def done(self, id: str) -> dict[str, Any]:
-        """Receives the end of an execution that calls no tools."""
+        """Receives `started` and `done` of an execution that calls no tools. Returns `done`."""
         await self.started(id)
         return await self.end(id)
 

@@ -18,7 +18,7 @@ KEY = "sésame-öffne-dich"
 
 @pytest.fixture(scope="module", params=["HUTCH_API_KEY", "EXECUTOR_API_KEY"])
 def guarded(request: pytest.FixtureRequest) -> Iterator[ServeProcess]:
-    """A server with a key, which is set by either name of the setting."""
+    """A server with an API key. The parameters are the two variables that set the key."""
     env = {
         request.param: KEY,
         "HUTCH_ALLOWED_HOSTS": "hutch.example, other.example",
@@ -29,7 +29,7 @@ def guarded(request: pytest.FixtureRequest) -> Iterator[ServeProcess]:
 
 
 async def refused(server: ServeProcess, **headers: str) -> tuple[int, str]:
-    """Returns status and body of the response to a refused upgrade."""
+    """Checks that the upgrade to a WebSocket is refused. Returns status and body of the response."""
     with pytest.raises(InvalidStatus) as answer:
         async with connect_execbox(server.execbox, **headers):
             pass
@@ -200,7 +200,7 @@ def upgrade(server: ServeProcess, *headers: str) -> str:
 
 
 def ask(server: ServeProcess, path: str, *headers: str) -> str:
-    """Sends exactly these headers, which no library would send, and returns the response."""
+    """Sends exactly these headers over a socket, because no library would send them. Returns the response."""
     address = urlsplit(server.url)
     with socket.create_connection((address.hostname, address.port), TIMEOUT_SECONDS) as connection:
         connection.sendall("\r\n".join([f"GET {path} HTTP/1.1", *headers, "", ""]).encode())
@@ -217,7 +217,7 @@ def as_header(text: str) -> str:
 async def test_sandboxed_script_can_use_the_key_for_the_gateway_only(
     guarded: ServeProcess,
 ) -> None:
-    """Other routes would give it network access, or let it approve its own tool calls."""
+    """With other routes, a script would get network access or could approve its own tool calls."""
     headers = {"Authorization": as_header(f"Bearer {KEY}"), "X-Hutch-Run": "run"}
     status, body = await refused(guarded, **headers)
     assert (status, "Scripts have no access to /execbox" in body) == (403, True)

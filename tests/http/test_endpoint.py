@@ -28,7 +28,7 @@ USER_KEY = f"hk_{'x' * 43}"
 
 
 class Keys:
-    """One user, whose key has one scope."""
+    """Authenticates the key of one user, which has one scope."""
 
     def __init__(self, scope: str = "tested") -> None:
         self._scope = scope
@@ -46,7 +46,7 @@ def render(context: RequestContext, error: ApiError) -> Response:
 
 
 class Server:
-    """An endpoint at `/x/{name}` in this process."""
+    """An application in this process with an endpoint at `/x/{name}`."""
 
     def __init__(self, *, keys: Keys | None = None, api_key: str | None = None, **protocol: Any) -> None:
         self.access = AccessControl(Settings(api_key=api_key), keys)
@@ -203,7 +203,7 @@ async def test_disconnect_is_not_logged(caplog: pytest.LogCaptureFixture) -> Non
 
 
 class SlowResponse:
-    """A response that is being sent until it is released."""
+    """A response that the server is still sending until the test releases it."""
 
     def __init__(self) -> None:
         self.started = asyncio.Event()

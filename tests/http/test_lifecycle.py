@@ -62,7 +62,7 @@ async def test_disconnect_at_the_end_of_the_work_does_not_cancel_later_work() ->
 
     async def work() -> int:
         disconnected.set()
-        # Just long enough for the disconnect to be noticed.
+        # Yield once, so that the disconnect is noticed while this returns.
         await asyncio.sleep(0)
         return 3
 

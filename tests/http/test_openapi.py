@@ -1,4 +1,4 @@
-"""OpenAPI operations that are built from error tables."""
+"""Building of OpenAPI operations from the tables of error codes."""
 
 from __future__ import annotations
 

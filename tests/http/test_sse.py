@@ -51,7 +51,7 @@ class Client:
 
 
 class Events:
-    """Yields one event, and another one when it is released."""
+    """Stream of two events. The second one is sent when the test releases it."""
 
     def __init__(self) -> None:
         self.released = asyncio.Event()
@@ -125,7 +125,9 @@ async def test_disconnect_closes_the_events() -> None:
 
 
 async def test_signal_does_not_end_a_stream_before_its_events_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """sse-starlette would end all streams of the process, but here the server drains."""
+    """On a signal, sse-starlette would end all streams of the process. Hutch lets them finish while the
+    server drains.
+    """
     monkeypatch.setattr(AppStatus, "should_exit", True)
     client, events = Client(), Events()
     getting = asyncio.create_task(client.get(event_stream(events.stream())))

@@ -18,7 +18,9 @@ from hutch.http.server.uvicorn_protocols import BoundedHttpProtocol, QuietWebSoc
 
 @contextlib.asynccontextmanager
 async def serve_app(app: ASGIApp, go: asyncio.Event, **options: Any) -> AsyncIterator[str]:
-    """Yields host and port. Sets `go` at the end, so that pending handlers finish."""
+    """Serves an application with uvicorn. Yields host and port. Sets `go` at the end, so that handlers that
+    wait for it finish.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         config = uvicorn.Config(
             app, log_config=None, access_log=False, server_header=False, lifespan="off", ws="none", **options

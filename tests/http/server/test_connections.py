@@ -11,7 +11,7 @@ LOCAL = "127.0.0.1"
 
 
 class Connections:
-    """Opens connections and records the closed ones."""
+    """Opens named connections, and records the names of those that the limits close."""
 
     def __init__(self, max_connections: int, max_per_address: int) -> None:
         self.limits = ConnectionLimits(max_connections, max_per_address)

@@ -25,7 +25,7 @@ MIB = 1024 * 1024
 
 
 class Application:
-    """Answers with method, path, headers and body. Requests to `/slow` wait until `go` is set."""
+    """Answers requests with their method, path, headers and body, at `/slow` only after `go` is set."""
 
     def __init__(self) -> None:
         self.paths: list[str] = []
@@ -122,7 +122,7 @@ async def test_later_requests_wait_unparsed_until_earlier_ones_are_answered(
 
 
 def test_pipelined_requests_cost_little_memory(server: ServeProcess) -> None:
-    """The client sends up to 30 MB, as much as the server reads, and reads nothing."""
+    """The client sends as much as the server reads, but at most 30 MB, and does not read the responses."""
     address = urlsplit(server.url)
     before = resident_bytes(server.process.pid)
     with socket.create_connection((address.hostname, address.port), 1) as connection:
@@ -142,7 +142,7 @@ async def test_body_behind_an_unanswered_request_is_not_stored(app: Application,
         sock = writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_HELD_BYTES)
         writer.write(head + b"x" * 50 * MIB)
-        # Another client is answered many times. In this time, the server could have read all of the data.
+        # Answer another client many times. Meanwhile, the server has had time to read all of the data.
         for _ in range(50):
             await exchange(port, LAST)
         assert writer.transport.get_write_buffer_size() > 30 * MIB
@@ -390,7 +390,7 @@ async def test_idle_connections_are_closed_for_new_ones(app: Application) -> Non
             reader, writer = await stack.enter_async_context(open_connection(port))
             writer.write(get())
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-        # Only the connection whose request is being answered was kept.
+        # The server has closed the idle connections, and kept the one whose request it is answering.
         for reader, _ in connections[1:4]:
             with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b""
