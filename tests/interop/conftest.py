@@ -14,7 +14,9 @@ BUILD = Path(__file__).parents[2] / "build" / "trace-mind"
 
 
 def installed(version: str, *options: str) -> Path:
-    """Returns a folder with this version, which is kept for the next run. Fails if pip cannot install it."""
+    """Returns a folder in which this version is installed. The folder is kept for the next test run. Fails if
+    pip cannot install the version.
+    """
     folder = BUILD / version
     if not folder.is_dir():
         temporary = BUILD / f".{version}-{os.getpid()}"
@@ -35,13 +37,15 @@ def installed(version: str, *options: str) -> Path:
 
 @pytest.fixture(scope="session")
 def old() -> Path:
-    """The last version whose command line works as installed from PyPI."""
+    """Folder of the last version whose command line works as installed from PyPI."""
     return installed("1.2.0")
 
 
 @pytest.fixture(scope="session")
 def new() -> Path:
-    """The latest version. Its command line lacks a module; its engine works, even without dependencies."""
+    """Folder of the latest version. Its command line fails because a module is missing, but its engine works,
+    even without dependencies.
+    """
     return installed("2.0.2", "--no-deps")
 
 

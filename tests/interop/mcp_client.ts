@@ -49,14 +49,15 @@ await call(client, "run_code", { code, language: "javascript" }, {
   onprogress: (update: { message?: string }) => progress.push(update.message ?? ""),
 });
 
-// Cancel the code when its first call is reported, so that it certainly runs.
+// Cancel the code when the progress of its first tool call is reported, because then it is certainly running.
 const abort = new AbortController();
 const endless = `${code.slice(0, code.indexOf(";"))}; await new Promise((go) => setTimeout(go, 60000))`;
 const cancelled = await call(client, "run_code", { code: endless, language: "javascript" }, {
   signal: abort.signal,
   onprogress: () => abort.abort("the user has changed their mind"),
 }).catch((error: unknown) => String(error));
-// Close the client later: the older one sends the cancellation in the background.
+// Close the client only after the run was cancelled, because the older client sends the cancellation in the
+// background.
 async function outcomes(): Promise<string[]> {
   const { runs } = await (await fetch(new URL("/runs", url))).json();
   return runs.map((run: { outcome: string }) => run.outcome);

@@ -15,7 +15,8 @@ from tests.support.processes import hutch
 
 from hutch.protocols.rep.ir.parse import parse_flow
 
-# Their executors are Python files. PYTHONPATH must not reach our runtime.
+# trace-mind only starts Python files as executors, so this file starts our runtime. It removes PYTHONPATH,
+# which contains trace-mind.
 SHIM = """import os, sys
 os.environ.pop("PYTHONPATH")
 os.execv(sys.executable, [sys.executable, "-P", "-m", "hutch", "runtime", "serve"])
@@ -69,7 +70,7 @@ emit:
 
 @pytest.fixture
 def project(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Two flows with a manifest, and our runtime as an executor."""
+    """A folder with two flows, their manifest, and our runtime as an executor."""
     monkeypatch.setenv("HOME", str(tmp_path))
     entries = []
     for flow in (BOTH, FAILS):
@@ -100,7 +101,7 @@ def run_with_tm(folder: Path, project: Path, flow: str, inputs: dict[str, Any]) 
 def test_their_command_runs_a_flow_on_our_runtime(old: Path, project: Path) -> None:
     report = run_with_tm(old, project, "both", {"n": 21})
     assert (report["status"], report["summary"]["outputs"]) == ("completed", {"tell": {"doubled": 42}})
-    # It reports only the events of its last poll, which may be none.
+    # Their command reports only the events of its last poll, which may have returned none.
     assert {event["state"] for event in report["events"] if event["type"] == "step"} <= {
         "started",
         "succeeded",
@@ -130,7 +131,7 @@ def compiled(old: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("compiled")
     (folder / "monitor.wdl").write_text(WDL)
     (folder / "monitor.pdl").write_text(PDL)
-    # Their wheel lacks this schema, with which they validate.
+    # Their compiler validates its output with this schema, which is missing in the wheel.
     schema = old / "docs/ir/v0.1/schema.json"
     schema.parent.mkdir(parents=True, exist_ok=True)
     schema.write_text("{}")
