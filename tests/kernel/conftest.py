@@ -1,4 +1,6 @@
-"""Two Hutches with the same store, like two servers. Each test module defines `settings`."""
+"""Fixtures: two Hutches with the same store, like two servers. Each test module defines the fixture
+`settings`.
+"""
 
 from __future__ import annotations
 

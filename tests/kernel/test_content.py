@@ -1,4 +1,4 @@
-"""Contents of run records: levels, bounds, redaction, and jumps of the clock."""
+"""Contents of run records at each level: bounds and redaction, and times after jumps of the clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hints about MCP servers that are not connected."""
+"""Hints in error messages about MCP servers that are not connected."""
 
 from __future__ import annotations
 

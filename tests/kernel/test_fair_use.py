@@ -88,7 +88,7 @@ async def test_executions_per_minute_are_limited(clock: Clock) -> None:
     error = await refusal(use)
     assert error.limit == "max_executions_per_minute"
     assert 1 <= error.retry_after <= 60
-    # A refused execution is not counted as running.
+    # The second refusal has the same limit as its reason, so the refused execution does not count as running.
     assert (await refusal(use)).limit == "max_executions_per_minute"
     await run_once(use, "bob")
 
@@ -161,7 +161,7 @@ async def test_restart_keeps_what_was_used_that_day(clock: Clock, store_settings
         day = day_name(int(NOON // DAY_SECONDS))
         assert await store.quotas.usage(["ann", "bob"], day) == {"ann": Usage(2, 0.5), "bob": Usage()}
         use = fair_use(clock, store, max_executions_per_day=3)
-        # All of them wait until the usage is known.
+        # All five executions wait until the stored usage of the owner is loaded.
         results = await asyncio.gather(*(run_once(use) for _ in range(5)), return_exceptions=True)
         assert [type(result) for result in results].count(QuotaExceeded) == 4
 
@@ -203,7 +203,7 @@ async def test_changed_quota_applies_after_a_while(
 
 async def test_weight_reaches_the_queue(clock: Clock, store: Store) -> None:
     weights: dict[str, float] = {}
-    # The key of a request that an earlier test has sent in this task.
+    # Remove the API key that an earlier test may have set in this task.
     caller_key.set(None)
     await store.quotas.set("ann", Quota(weight=3))
     use = FairUse(Settings(), weights.__setitem__, clock=clock)
@@ -299,7 +299,7 @@ async def test_old_usage_is_pruned(clock: Clock, store: Store) -> None:
 
 @pytest.mark.parametrize("engine", ["quickjs", "deno"])
 async def test_real_cpu_time_counts(engine: str) -> None:
-    # The day's usage is stored, so each test has its own owners.
+    # Use new owners, because the usage of the day is stored.
     ann, idle = f"ann-{uuid.uuid4()}", f"idle-{uuid.uuid4()}"
     compute = "const end = Date.now() + 50; while (Date.now() < end); return 1"
     async with hutch.Hutch(max_cpu_seconds_per_day=1, timeout_ms=20_000) as h:

@@ -39,7 +39,7 @@ async def next_number(n: int) -> int:
 
 @pytest.fixture
 def notifications(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The line counts that runners were notified of."""
+    """Records the line counts that the host writes to the wake-up files of runners."""
     counts: list[int] = []
     set_line_count = WakeupFile.set_line_count
 
@@ -121,7 +121,7 @@ async def test_wait_for_an_approval_does_not_count_towards_the_time_limit(
     kernel = app.kernel
 
     async def ask(context: hutch.ToolContext) -> None:
-        """Waits for an approval for longer than the time limit."""
+        """Simulates an approval that takes longer than the time limit."""
         kernel.pause_timeout(context.run_id, context.tool)
         await asyncio.sleep(0.8)
         kernel.resume_timeout(context.run_id)
@@ -164,7 +164,7 @@ print("all gone")
 
 
 def test_runners_of_a_sandbox_abandoned_with_its_loop_are_ended() -> None:
-    # Python warns about unclosed resources.
+    # `-W ignore`, because Python warns about the resources that the program does not close.
     command = [sys.executable, "-W", "ignore", "-c", ABANDONED]
     done = subprocess.run(command, capture_output=True, text=True, timeout=2 * TIMEOUT_SECONDS)
     assert done.stdout == "all gone\n", done.stderr
@@ -233,7 +233,7 @@ async def test_ended_runs_are_freed_without_the_garbage_collector(tmp_path: Path
     gc.disable()
     try:
         await run()
-        # The record is made after the result was returned.
+        # The session is released only when the run is recorded, which happens after the result is returned.
         await eventually(lambda: sessions[0]() is None)
     finally:
         gc.enable()

@@ -1,4 +1,6 @@
-"""Precompilation of guest code for single-use processes, in a warm runner or by the process itself."""
+"""Precompilation of guest code for single-use processes. A warm runner compiles the code, or the process
+itself.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ FAILURES = [
 async def cached_count(
     sandbox: hutch.Hutch, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> int:
-    """Returns the number of cached programs after one execution that was compiled this way."""
+    """Makes executions compile their code where the parameter says. Returns the number of programs that one
+    execution adds to the cache.
+    """
     kernel = kernel_of(sandbox)
     kernel.precompiler.cache.clear()
     await sandbox.run("1")
@@ -167,7 +171,7 @@ async def test_precompilation_is_logged_with_the_id_of_its_run(
     caplog.clear()
     r = await own_sandbox.run("const logged: number = 8; logged", engine="deno")
     await asyncio.sleep(0)
-    # The first run may be logged too: its record is made after its result is returned.
+    # Ignore the record of the first run, which may be logged after `caplog.clear()`.
     records = [
         (record.levelname, record.__dict__["fields"])
         for record in caplog.records
@@ -196,7 +200,7 @@ async def test_code_too_large_for_precompilation_does_not_affect_other_execution
         own_sandbox.run("return await tools.wait()", tools=[wait], timeout_ms=60_000)
     )
     await called.wait()
-    # Control characters take six times their length as JSON.
+    # Use control characters, each of which takes six bytes as JSON.
     text = "\x01" * 3_000_000
     r = await own_sandbox.run(f"const a: number = `{text}`.length; a", engine="deno", timeout_ms=30_000)
     assert (r.result, r.error) == (len(text), None)
@@ -236,7 +240,7 @@ async def test_runner_that_hangs_in_a_cancelled_precompilation_is_ended(own_sand
             if isinstance(message, Started):
                 os.kill(guest, signal.SIGSTOP)
                 began.set()
-            # The runner may have answered already.
+            # Ignore a result that the runner sent before it was stopped.
             return not isinstance(message, Done) and receive(message)
 
         session.receive = receive_start  # type: ignore[method-assign]
@@ -262,9 +266,10 @@ async def test_replies_of_cancelled_precompilations_are_not_counted_as_dropped(
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
     assert (await own_sandbox.run("2")).result == 2
-    # While the first process is slow to answer, the owner gets a second one.
+    # There may be two runners: if the first one answers slowly, the owner gets a second one.
     runners = kernel_of(own_sandbox).pool.runners.shared[PRECOMPILE_PROFILE, "default"]
-    # A task may be cancelled before its precompilation begins.
+    # The number is lower than that of the runs, because a task may be cancelled before its precompilation
+    # begins.
     assert sum(runner.executions for runner in runners) > 50
     assert sum(runner.multiplexer.dropped for runner in runners) == 0
 

@@ -170,7 +170,8 @@ async def test_record_has_owner_limits_calls_and_outcome(server: ServeProcess) -
     assert (record["duration_ms"], record["tool_calls"], record["log_lines"]) == (done["durationMs"], 1, 1)
     [call] = record["calls"]
     assert (call["provider"], call["tool"], call["ok"]) == ("tools", "ask", True)
-    # This server's cancel grace is not the default either.
+    # The record lists the limits that are not the default: the timeout of this run and the grace period of
+    # this server.
     assert record["limits"] == {"timeout_ms": 7_000, "cancel_grace_ms": 10_000}
     assert len(record["run_id"]) == 32
     assert record["started_at"].endswith("Z")
@@ -197,7 +198,9 @@ async def test_record_has_the_first_calls_and_the_number_of_the_others() -> None
 
 
 async def test_log_never_has_code_inputs_results_or_keys() -> None:
-    """This holds at debug level, and for a failed run whose message contains such a text."""
+    """Tests a server that logs at debug level. One of the runs fails with a message that contains
+    the secret.
+    """
     env = {"HUTCH_LOG_LEVEL": "debug", "HUTCH_LOG_JSON": "true", "HUTCH_API_KEY": SECRET}
     with running_server(**env) as server:
         async with connect_execbox(server.execbox, Authorization=f"Bearer {SECRET}") as client:

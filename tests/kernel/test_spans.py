@@ -1,4 +1,4 @@
-"""Spans that are made from the records of runs."""
+"""Conversion of run records to trace spans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A process that dies between any two steps of suspending and resuming a run."""
+"""A run is not lost or executed twice if a process dies between any two steps of suspending and
+resuming it.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,12 @@ PAST = "2000-01-01T00:00:00.000Z"
 
 
 class DyingTable:
-    """Table of checkpoints of a process that dies before or after one call of one method. After that, the
-    process changes nothing in the store any more.
+    """Table of checkpoints that simulates the death of its process, before or after one call of one method.
+    Afterwards, the process changes nothing more in the store.
     """
 
     def __init__(self, table: Any, method: str, when: str, number: int = 1) -> None:
-        """`number`: counts the calls of the method, beginning with 1."""
+        """`number` says at which call of the method the process dies, counted from 1."""
         self._table, self._method, self._when = table, method, when
         self._calls_left = number
         self.is_dead = False

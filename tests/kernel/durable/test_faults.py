@@ -1,4 +1,4 @@
-"""Suspended runs on a full disk, after jumps of the clock, and their random values."""
+"""Suspended runs on a full disk and after jumps of the clock, and random values in resumed runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def h(anyio_backend: object, home: Path) -> AsyncIterator[hutch.Hutch]:
 
 
 async def suspend(h: hutch.Hutch, code: str) -> tuple[str, str]:
-    """Returns the ids of a suspended run and of its call."""
+    """Runs code until it is suspended. Returns the ids of the run and of its pending call."""
     result = await h.run(code, tools=[ask])
     assert result.pending_calls, result
     return result.run_id, result.pending_calls[0].call_id
@@ -52,7 +52,9 @@ async def resume(h: hutch.Hutch, run_id: str | bytes, call_id: str) -> hutch.Res
 
 @contextmanager
 def full_disk(home: Path) -> Iterator[None]:
-    """Lets no file of this process grow beyond the size that the files of the store have now."""
+    """Simulates a full disk: files of this process cannot become larger than the largest file of the store is
+    now.
+    """
     size = max(file.stat().st_size for file in home.iterdir() if file.is_file())
     _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
@@ -71,7 +73,7 @@ async def test_full_disk_fails_new_suspensions_and_loses_no_suspended_run(h: hut
         assert result.error.code == "internal_error"
         assert "The run could not be suspended: " in result.error.message
         assert not result.pending_calls
-        # Runs that are not stored are not affected.
+        # Runs that need not be stored still work.
         assert (await h.run("1 + 1")).result == 2
     assert (await resume(h, run_id, call_id)).result == "yes"
     assert (await resume(h, *await suspend(h, large))).result == 200_000

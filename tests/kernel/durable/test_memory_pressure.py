@@ -66,7 +66,7 @@ async def test_oldest_waiting_durable_runs_are_stored_first_and_continue(app: Ap
         runs.append(WaitingRun(app))
         await runs[-1].waits.wait()
     assert MemoryPressure(app.kernel, free_share=lambda: 1.0).check() == []
-    # The real process uses more than nothing.
+    # With a maximum share of 0, the real memory of this process is always above the limit.
     pressure = MemoryPressure(app.kernel, max_process_share=0, free_share=lambda: 1.0, max_stored_at_once=2)
     assert pressure.check() == [runs[0].handle.id, runs[1].handle.id]
     for run in runs[:2]:

@@ -1,4 +1,6 @@
-"""Checkpoints that a program takes itself: sealed bytes that continue in another store."""
+"""Checkpoints that a program takes itself, as encrypted bytes with which the run continues in
+another store.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,7 @@ async def first(
 async def second(
     anyio_backend: object, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[hutch.Hutch]:
-    """Another Hutch with the same master key and another store."""
+    """A second Hutch with the same master key and another store."""
     async with hutch.Hutch(home=str(tmp_path_factory.mktemp("second"))) as opened:
         yield opened
 
@@ -76,7 +78,7 @@ async def refusal(h: hutch.Hutch, *args: Any, **options: Any) -> str:
 
 
 async def sealed(h: hutch.Hutch, tools: Tools, **options: Any) -> tuple[bytes, str]:
-    """Returns the checkpoint of a run that waits for a person, and the id of its call."""
+    """Starts a run that waits for a person. Returns its checkpoint and the id of its pending call."""
     run = await h.start("return await tools.ask({})", tools=tools.all, **options)
     (call,) = (await run.result()).pending_calls
     return await run.checkpoint(), call.call_id
@@ -106,7 +108,7 @@ async def test_running_code_continues_from_a_checkpoint_in_another_store(
     result = await (await second.resume(blob, tools=tools.all)).result()
     assert result.result == [1, "waited", 2], result
     assert (result.logs, tools.calls) == (["before"], [1, 2])
-    # The bytes can be used once in each store.
+    # In each store, a checkpoint can be resumed only once.
     assert await refusal(second, blob) == "checkpoint_ended"
 
 

@@ -90,7 +90,7 @@ async def stored(run: hutch.Run) -> list[str]:
 
 
 async def kill(h: hutch.Hutch, run_id: str | None) -> None:
-    """Makes other processes believe that the process that holds a run is dead."""
+    """Changes the store as if the process that holds the run were dead."""
     sql = "UPDATE checkpoints SET held_until = :past, holder = 'dead' WHERE run_id = :run_id"
     await (await store_of(h))._database.write(SqlStatement(sql, {"past": PAST, "run_id": run_id}))
 
@@ -111,8 +111,8 @@ async def test_run_is_stored_while_it_waits_and_continues_with_each_result(
     assert session.saved is not None
     assert session.saved.memory == []
     tools.release("quick").set()
-    # The guest continues with one result while the other tool runs, and is stored again. On a busy machine,
-    # it may also be stored while it calls `note`.
+    # Wait until the run is stored with only `slow` pending. On a busy machine, it may also be stored before,
+    # while it calls `note`.
     while len(await stored(run)) != 1:
         pass
     assert tools.calls == ["slow", "quick", "quicker"]
@@ -191,7 +191,7 @@ async def test_after_a_kill_only_idempotent_calls_are_made_again(
     assert caught.startswith("tool_error: The process died while it called tools.wait")
     assert tools.calls == ["before", "once", "again", "again"]
     assert len(tools.keys) == 1
-    # The process that was believed to be dead does not continue the run.
+    # The first process, which the second one believes to be dead, does not continue the run.
     tools.release("once").set()
     error = (await run.result()).error
     assert error is not None

@@ -1,4 +1,4 @@
-"""Stateful sessions, used by two Hutches with the same store, as two servers would."""
+"""Stateful sessions that two Hutches with the same store use, as two servers would."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def settings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waits longer for the other process, because the machine may be busy."""
+    """Lets a Hutch wait longer for a session that the other one holds, because the machine may be busy."""
     monkeypatch.setattr(sessions_module, "WAIT_SECONDS", 60.0)
 
 
@@ -173,18 +173,18 @@ async def test_session_that_another_process_uses_is_refused_until_it_is_idle(
         assert await refusal(second.session("busy").delete()) == "session_in_use"
     go_on.set()
     assert (await turn).ok
-    # Waits until the first process has stored the session.
+    # This turn waits until the first Hutch has stored and released the session.
     assert await value(second.session("busy"), "n") == 1
 
 
 async def test_stale_process_cannot_overwrite_a_newer_state(first: hutch.Hutch, second: hutch.Hutch) -> None:
     stale = await stored_session(first, "stale")
     await value(stale, "x = 2")
-    # Simulate that the first process was paused for longer than it holds a session.
+    # Simulate that the first process was paused until its hold on the session expired.
     await change_store(first, "UPDATE sessions SET holder = NULL, held_until = NULL WHERE name = 'stale'")
     async with second.session("stale") as newer:
         await value(newer, "x = 3")
-    # The process notices this in the background, or here.
+    # The first process notices in the background that it lost the session, or notices it here and raises.
     with contextlib.suppress(hutch.SessionError):
         await stale.store()
     assert await value(stale, "x") == 3
@@ -271,7 +271,8 @@ async def test_sessions_of_an_owner_share_a_limit_of_bytes(tmp_path: Path) -> No
         code = "const bytes = crypto.getRandomValues(new Uint8Array(65_536)); bytes.length"
         session = await stored_session(h, "first", code)
         copy = await session.fork("copy")
-        # The copy is not stored yet, so its uncompressed size counts.
+        # A second copy exceeds the limit, because the uncompressed size of the first one counts until it is
+        # stored.
         assert await refusal(session.fork("another-copy")) == "session_limit"
         await copy.store()
         await change_store(h, "UPDATE sessions SET bytes = 280000 WHERE name = 'first'")

@@ -30,7 +30,7 @@ ALL = ["first", "left", "right", "last"]
 
 
 class Notes:
-    """A tool that records its calls. It can wait in one of them."""
+    """A tool that records its calls. `held` names a call in which the tool waits."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -107,9 +107,9 @@ async def test_killed_run_continues_inside_and_repeats_no_call(
     await notes.reached.wait()
     session = run.session
     assert session is not None
-    # The result of "left" is stored before the guest gets it.
+    # Wait until the result of the call "left" is stored, which happens before the guest gets it.
     await eventually(lambda: len(session.tool_calls.open_tools()) == 1)
-    # From here on, the first process counts as dead. It hangs in the call.
+    # From here on, the first process counts as dead. It still hangs in its call.
     other = Notes()
     result = await resume(second, run.id, other)
     assert result.result == expected, result
@@ -119,7 +119,7 @@ async def test_killed_run_continues_inside_and_repeats_no_call(
     stored = await second.suspended_runs.result(run.id, "default")
     assert stored is not None
     assert stored.result == expected
-    # The first process can make no call any more.
+    # The first process has made no further call after its tool was released.
     assert [*notes.calls, *other.calls] == ALL
 
 
@@ -129,7 +129,7 @@ LOST, UNKNOWN, CONTINUES, ENDED = "checkpoint_not_found", "unknown", "continues"
 @pytest.mark.parametrize(
     ("method", "when", "number", "expected"),
     [
-        # Before it is stored for the first time, the run has made no call.
+        # The run is lost without having made a call, because it was never stored.
         ("save", "before", 1, LOST),
         ("save", "after", 1, UNKNOWN),
         ("save", "before", 2, CONTINUES),
