@@ -19,7 +19,7 @@ from hutch.settings import Settings
 
 SERVERS = Path(everything.__file__).parent
 StartServers = Callable[..., Awaitable[McpServers]]
-# Short timeouts; real servers are given up to half a minute.
+# Limits with shorter timeouts than those of a server, which waits up to half a minute for MCP servers.
 SHORT_LIMITS = ServerLimits(
     connect_seconds=20, call_seconds=20, liveness_seconds=0.3, retry_seconds=0.01, max_retries=0
 )
@@ -50,7 +50,9 @@ def config(*servers: ServerConfig) -> McpConfig:
 
 @pytest.fixture
 async def start() -> AsyncIterator[StartServers]:
-    """Creates `McpServers`, connected unless `eager` is false, and closes them at the end."""
+    """Returns a function that creates `McpServers`, and connects them unless `eager` is false. They are
+    closed at the end of the test.
+    """
     started: list[McpServers] = []
 
     async def make(
@@ -68,7 +70,7 @@ async def start() -> AsyncIterator[StartServers]:
 
 @pytest.fixture(scope="session")
 def urls() -> Iterator[dict[str, str]]:
-    """URLs of the `everything` server over HTTP."""
+    """Runs the `everything` server over HTTP in three forms. Yields their URLs."""
     http, json, sse = (everything.Everything() for _ in range(3))
     with (
         running_app(everything.app(http)) as streamed,
@@ -82,7 +84,9 @@ def urls() -> Iterator[dict[str, str]]:
 async def connected(
     anyio_backend: object, environment: None, urls: dict[str, str]
 ) -> AsyncIterator[McpServers]:
-    """The `everything` server over every transport, for tests that do not change it."""
+    """Connections to the `everything` server over every transport, for tests that do not change the
+    server.
+    """
     servers = config(
         stdio_server("everything", server_name="stdio"),
         http_server("http", urls["http"]),

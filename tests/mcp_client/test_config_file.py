@@ -30,7 +30,7 @@ def write(tmp_path: Path) -> Write:
 
 @pytest.fixture
 def one(write: Write) -> Callable[..., ServerConfig]:
-    """Loads a file with a single server."""
+    """Returns a function that loads a file with a single server and returns the server's configuration."""
 
     def make(entry: Any, **environ: str) -> ServerConfig:
         (server,) = load_config([write({"mcpServers": {"it": entry}})], environ).servers.values()
@@ -184,7 +184,8 @@ WHOLE_FILES: list[tuple[str, int | None, str, str]] = [
     ('{"mcpServers": {\n"": {"command": "x"}}}', 2, "mcpServers.", "expected a name"),
     ("[" * 100_000, None, "", "is nested too deeply"),
 ]
-# Fields of a server that starts on the second line.
+# For each case: the fields of a server that starts on the second line, the line and the key that the error
+# names, and its message.
 SERVERS = [
     ("", 2, "", "expected `command` (a program to start) or `url`"),
     ('"command": "x", "url": "http://h"', 2, "", "has both `command` and `url`"),

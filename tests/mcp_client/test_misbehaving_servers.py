@@ -149,7 +149,7 @@ async def test_error_that_the_sdk_accepts_is_matched(start: StartServers, how: s
 @pytest.mark.parametrize("how", ["text", "number", "cut", "last", "bytes", "true"])
 async def test_unusual_ids_do_not_end_the_connection(start: StartServers, how: str) -> None:
     servers = await start(stdio_server("StrangeIds"))
-    # Request progress, so that the response is read after the line before it.
+    # With progress requested, the client reads the response after the unusual line, and not both at once.
     result = await servers.call("StrangeIds", "act", {"how": how}, on_progress=lambda *_: None)
     assert result == "acted"
     assert state(servers, "StrangeIds").state == "connected"
@@ -161,7 +161,8 @@ async def test_non_json_response_fails_only_its_call(start: StartServers, how: s
     async with asyncio.timeout(20):
         error = await failure(servers, "Garbled", how=how)
         assert (error.kind, error.message) == ("invalid_result", "the response is not JSON")
-        # A request by the server is not mistaken for a response.
+        # The server also sends a request with the id of the call. The client does not take it for the
+        # response.
         assert await servers.call("Garbled", "act", {"how": "well"}) == "acted"
     assert state(servers, "Garbled").state == "connected"
 
@@ -199,8 +200,8 @@ async def test_endless_line_ends_the_connection(start: StartServers) -> None:
 async def test_flood_ends_the_connection_and_other_servers_work_meanwhile(
     start: StartServers, mode: str
 ) -> None:
-    # Even a busy machine reads more than four times this rate. An unexpected response counts as a quarter of
-    # a message.
+    # The limit must be so low that even a busy machine reads more than four times as many messages, because
+    # an unexpected response counts as a quarter of a message.
     limits = replace(SHORT_LIMITS, flood_seconds=0.5, max_unsolicited_per_second=20)
     servers = await start(stdio_server(mode), stdio_server("Server"), limits=limits)
     flooded = asyncio.ensure_future(failure(servers, mode))

@@ -17,7 +17,7 @@ from hutch.vault.tokens import Tokens
 
 
 class OAuthHarness:
-    """The server, its accounts and the token storage."""
+    """An MCP server behind OAuth, its accounts, and the client's token storage."""
 
     def __init__(self, served: AsgiServer, accounts: Accounts, home: Path) -> None:
         self.accounts = accounts
@@ -35,7 +35,7 @@ class OAuthHarness:
 
 
 def browse(url: str) -> bool:
-    """Browser of a user who consents at once. The final page may be an error."""
+    """Opens a URL like the browser of a user who consents at once. The final page may be an error."""
     with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(url, timeout=20) as response:
         response.read()
     return True

@@ -34,7 +34,9 @@ def hostile(tmp_path: Path) -> Iterator[tuple[HostileOAuth, OAuthHarness]]:
 
 
 def return_code(url: str) -> bool:
-    """Browser of a user who consents, without a page of the authorization server."""
+    """Redirects to the client with a code, like the browser of a user who has consented, without requesting a
+    page of the authorization server.
+    """
     query = parse_qs(urlsplit(url).query)
     return browse(f"{query['redirect_uri'][0]}?{urlencode({'code': 'c0de', 'state': query['state'][-1]})}")
 
@@ -60,7 +62,8 @@ async def test_endless_response_of_an_authorization_server_is_cut(
     app.answers[path] = (status, HostileOAuth.ENDLESS)
     app.content_type = content_type
     await login_error(server)
-    # The client may additionally have sent as much as the buffers of the sockets hold.
+    # The bound is higher than the client's limit, because the server may have sent as much more as the
+    # sockets' buffers hold.
     assert app.sent_bytes < 32 * 1024 * 1024
 
 
@@ -201,7 +204,8 @@ PUBLIC, OTHER = "https://8.8.8.8/mcp", "8.8.4.4"
     [
         (PUBLIC, f"https://{OTHER}/token", None),
         (PUBLIC, "https://8.8.8.8:8443/token", None),
-        # The server can point its own name at this machine.
+        # https is required even for a host that the server names, because the server could let its own name
+        # resolve to this machine.
         (PUBLIC, "http://8.8.8.8/token", "an http URL"),
         ("http://8.8.8.8/mcp", "http://8.8.8.8/token", None),
         ("http://8.8.8.8/mcp", "http://8.8.8.8:8080/token", "an http URL"),
@@ -242,7 +246,7 @@ async def test_server_on_the_internet_gains_nothing_from_a_private_address_of_it
 
 
 async def test_metadata_of_another_issuer_is_refused(hostile: tuple[HostileOAuth, OAuthHarness]) -> None:
-    """RFC 8414, section 3.3."""
+    """RFC 8414, section 3.3 requires the client to refuse them."""
     app, server = hostile
     app.answers["/.well-known/oauth-authorization-server"][1]["issuer"] = "https://honest.example"
     assert "issuer" in await login_error(server)
@@ -250,7 +254,9 @@ async def test_metadata_of_another_issuer_is_refused(hostile: tuple[HostileOAuth
 
 
 async def test_redirect_of_another_issuer_is_refused(hostile: tuple[HostileOAuth, OAuthHarness]) -> None:
-    """RFC 9207: an honest server's code must not be sent to the server that directed the user there."""
+    """RFC 9207: a code of an honest server must not be sent to the server that redirected the user to the
+    honest one.
+    """
     app, server = hostile
     metadata = app.answers["/.well-known/oauth-authorization-server"][1]
     metadata["authorization_response_iss_parameter_supported"] = True

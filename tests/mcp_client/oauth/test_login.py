@@ -113,7 +113,7 @@ async def test_expired_token_is_refreshed_and_stored(server: OAuthHarness, start
     server.accounts.revoke_access()
     assert await works(await start(server.config, tokens=Tokens.at(server.home, {})))
     assert server.accounts.refreshed == 1
-    # The old refresh token is used up: without the new one this would fail.
+    # The old refresh token can be used only once, so this works only if the new one was stored.
     assert await works(await start(server.config, tokens=Tokens.at(server.home, {})))
     assert server.accounts.refreshed == 1
 
@@ -268,7 +268,7 @@ async def test_port_in_use_is_reported(server: OAuthHarness) -> None:
 
 
 async def test_tokens_are_bound_to_their_url(server: OAuthHarness, start: StartServers) -> None:
-    """A changed URL in the configuration must not receive the token."""
+    """The server at a changed URL in the configuration must not get the token of the old URL."""
     await server.login()
     seen: list[dict[str, str]] = []
 

@@ -47,7 +47,7 @@ async def failure(servers: McpServers, tool: str = "act", **arguments: Any) -> U
 
 
 def raw(act: Answer) -> Starlette:
-    """A minimal server whose tool `act` responds with the given function."""
+    """Returns a minimal server. The given function makes the HTTP response to calls of its tool `act`."""
 
     async def mcp(request: Request) -> Response:
         if request.method != "POST":
@@ -124,7 +124,7 @@ ODD: list[tuple[Callable[[], Response], str]] = [
 
 @pytest.fixture(scope="module")
 def odd() -> Iterator[str]:
-    """Serves every case of ODD under its number."""
+    """Serves every case of ODD at the path `/` and its number. Yields the URL."""
 
     async def mcp(request: Request) -> Response:
         return ODD[request.path_params["number"]][0]()
@@ -168,7 +168,9 @@ async def test_refused_call_reports_the_status_and_keeps_the_connection(
 
 
 def over_sse(act: Callable[[dict[str, Any]], str]) -> Starlette:
-    """Like `raw`, but over SSE at /sse: `act` returns the text of a response."""
+    """Like `raw`, but with the SSE transport at /sse. `act` returns the text of the message that the server
+    sends.
+    """
     messages: asyncio.Queue[str] = asyncio.Queue()
 
     async def sse(_: Request) -> Response:
@@ -274,7 +276,8 @@ async def test_call_sent_before_the_restart_is_noticed_is_repeated(
     served.start(make(Everything()))
     servers = await start(http_server("web", f"{served.url}/{path}", protocol=protocol))
     assert await servers.call("web", "echo", {"value": "1"}) == "1"
-    # The event loop does not run meanwhile, so the client sends its call before it sees the stream's end.
+    # Restart the server without running the event loop. So the client sends its call before it notices the
+    # end of the stream.
     served.stop()
     served.start(make(Everything()))
     assert await servers.call("web", "echo", {"value": "2"}) == "2"
