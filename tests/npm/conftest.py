@@ -29,7 +29,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def npm(plain_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[registry.Registry]:
-    """A registry that the managers made by `new_packages` use."""
+    """A registry for the package managers that `new_packages` creates."""
     with registry.run_registry() as served:
         monkeypatch.setenv("NPM_CONFIG_REGISTRY", served.url)
         yield served

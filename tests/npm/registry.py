@@ -40,7 +40,9 @@ MODULE = "export const tool = { description: 'made up', execute: async (params) 
 
 
 class Registry:
-    """Published packages, faults and received requests. May be changed while it serves."""
+    """The registry's published packages, faults and received requests. Tests may change them while
+    it serves.
+    """
 
     def __init__(self, *, token: str | None = None, context: ssl.SSLContext | None = None) -> None:
         self.token = token
@@ -79,7 +81,9 @@ class Registry:
         dist: Mapping[str, Any] | None = None,
         **manifest: Any,
     ) -> None:
-        """Publishes a version. `manifest` goes to its package.json, `dist` to the registry's record."""
+        """Publishes a version of a package. `manifest` has fields of its package.json, `dist` fields of its
+        entry in the registry's document.
+        """
         described = {"name": name, "version": version, "type": "module", "main": "index.js", **manifest}
         if tarball is None:
             contents = {"index.js": MODULE} if files is None else dict(files)
@@ -102,7 +106,7 @@ class Registry:
         self._documents.pop(name, None)
 
     def count(self, name: str) -> int:
-        """Counts requests for a package's document and tarballs."""
+        """Returns the number of requests for a package's document and its tarballs."""
         return sum(1 for each in self.requests if each == name or each.startswith(f"{name}@"))
 
     def document(self, name: str, base: str) -> bytes | None:
@@ -135,14 +139,16 @@ def run_registry(**options: Any) -> Iterator[Registry]:
 
 
 def tls(certificate: Path | None = None) -> ssl.SSLContext:
-    """By default for 127.0.0.1 and registry.invalid."""
+    """Returns a context for a TLS server. The default certificate is for 127.0.0.1 and registry.invalid."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate or certificates().server)
     return context
 
 
 def pack(files: Mapping[str, str | bytes], links: Mapping[str, str] | None = None) -> bytes:
-    """Creates a tarball like npm. Names below `package/` are not checked; `links` are symbolic."""
+    """Creates a tarball in npm's format. The names of files are not checked, so they can be hostile. `links`
+    are symbolic links.
+    """
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, content in files.items():
@@ -159,7 +165,9 @@ def pack(files: Mapping[str, str | bytes], links: Mapping[str, str] | None = Non
 
 
 def pack_zeros(name: str, size: int) -> bytes:
-    """Creates a small tarball with one large file. Its end is invalid and should not be reached."""
+    """Creates a tarball that is small but contains one large file. The end of the tarball is invalid, because
+    no test should read that far.
+    """
     manifest = json.dumps({"name": name, "version": "1.0.0", "main": "index.js"}).encode()
     entry = tarfile.TarInfo("package/package.json")
     entry.size = len(manifest)
@@ -194,12 +202,13 @@ def integrity(data: bytes) -> str:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    # The thread of a killed client lives until the server ends; do not wait for it.
+    # Do not wait for the threads of killed clients when the server closes, because they end only with the
+    # server.
     block_on_close = False
     registry: Registry
 
     def handle_error(self, *_: object) -> None:
-        """Clients that disconnect or reject the certificate are part of the tests."""
+        """Ignores errors of connections, because some tests disconnect or reject the certificate."""
 
     def get_request(self) -> tuple[socket.socket, Any]:
         connection, address = super().get_request()
@@ -213,14 +222,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         context = self.server.registry.context
-        # TLS begins with a handshake; a client that uses this server as a proxy begins in plain text.
+        # The first byte shows whether the client begins with a TLS handshake. A client that uses this server
+        # as a proxy begins in plain text.
         if context and self.request.recv(1, socket.MSG_PEEK) == b"\x16":
             self.request = context.wrap_socket(self.request, server_side=True)
         super().setup()
 
     def finish(self) -> None:
         super().finish()
-        # The server closes the accepted socket, which TLS has replaced.
+        # Close the TLS socket here, because the server closes only the accepted socket, which the TLS socket
+        # has replaced.
         self.request.close()
 
     def do_CONNECT(self) -> None:
@@ -247,7 +258,8 @@ class _Handler(BaseHTTPRequestHandler):
         if registry.token and self.headers.get("Authorization") != f"Bearer {registry.token}":
             return self._answer(401, b'{"error":"unauthorized: who are you?"}')
         fault = registry.faults.get(f"{name}/tarball" if version else name, registry.faults.get(name))
-        # A package with faults only in its tarball still has a document.
+        # The faults "lies" and "endless" apply only to tarballs, so the document of the package is sent as
+        # usual.
         if fault and (version or fault not in ("lies", "endless")):
             return self._fail(fault, registry.tarball(name, version) if version else b"{}")
         base = f"http://{parts.netloc}/" if parts.netloc else registry.url

@@ -25,7 +25,7 @@ from hutch.sandbox import temp_dirs
 
 DAY = 86_400.0
 
-# Another process with the same home: gets a package and prints the path of its tree.
+# Program for a second process with the same home. It gets a package and prints the path of its tree.
 OTHER_PROCESS = """
 import asyncio, sys
 from hutch.npm.package_spec import parse_spec_argument
@@ -48,7 +48,9 @@ def start_other_process(home: Path, package: str) -> subprocess.Popen[str]:
 
 
 async def downloading(npm: registry.Registry, packages: PackageManager) -> asyncio.Task[Package]:
-    """Waits for a package whose download never ends."""
+    """Starts to get a package whose download never ends, and waits until the download has begun. Returns the
+    task.
+    """
     npm.publish("made-up")
     npm.faults["made-up/tarball"] = "hangs"
     waiting = asyncio.create_task(packages.get(parse_spec("made-up")))
@@ -198,7 +200,7 @@ async def test_prune_removes_unused_broken_and_orphaned_packages(
     assert pruned.freed > 0
     assert [entry.name for entry in packages.list()] == ["used"]
     assert exports((await packages.get(parse_spec("used", "1.0.0"))).tree) == ["tool"]
-    # Another process may be about to write the record.
+    # A new tree without a record is kept, because another process may be about to write the record.
     assert (root / "trees" / "orphan").exists()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hutch.npm.package_store.ORPHAN_SECONDS", -1)
@@ -273,7 +275,8 @@ async def test_folder_of_a_cancelled_installation_is_removed_after_its_thread_en
     monkeypatch.setattr(packages._store.metadata, "link_into", link_into)
     with pytest.raises(PackageNotFound, match="could not be installed within"):
         await packages.get(parse_spec("made-up"))
-    # Folders deleted so far are gone before the thread continues.
+    # Wait until the folders that were deleted so far are gone. Only then let the thread continue, which must
+    # not create one again.
     await asyncio.to_thread(packages._store._sweeper.submit(lambda: None).result)
     go.set()
     await packages.close()

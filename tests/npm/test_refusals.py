@@ -43,10 +43,10 @@ async def test_refused_package_is_not_requested_again(
     again = await refuse(packages, version)
     assert again.message == first.message
     assert "max_package_bytes" in again.message
-    # Another process, or the same server after a restart.
+    # A new package manager, such as that of another process or of a restarted server, also knows the refusal.
     await refuse(new_packages(max_package_bytes=LIMIT), version)
     assert npm.requests == requests
-    # Another spec of the same version needs no archive.
+    # Another spec that means the same version is refused without downloading the archive.
     await refuse(packages, "1.0.0")
     assert npm.requests == requests
 
@@ -56,7 +56,8 @@ async def test_refusal_of_a_version_that_a_tag_resolves_to_later(
 ) -> None:
     npm.publish("small")
     packages = new_packages(max_package_bytes=LIMIT)
-    # Afterwards something is unpacked, so packages are resolved before they are downloaded.
+    # Install a small package first: if anything is installed, packages are resolved before they are
+    # downloaded.
     await packages.get(parse_spec("small"))
     await refuse(packages, "1.0.0")
     archives = npm.requests.count("made-up@1.0.0")

@@ -60,7 +60,7 @@ async def test_resolution_is_cached_and_then_refreshed(
     later = new_packages(latest_seconds=0)
     assert (await later.get(parse_spec("made-up"))).version == "1.1.0"
     npm.requests.clear()
-    # Confirming that nothing has changed takes one document.
+    # To find out that nothing has changed, the resolver requests one document.
     assert (await later.get(parse_spec("made-up"))).version == "1.1.0"
     assert npm.requests == ["made-up"]
 
@@ -76,7 +76,7 @@ async def test_frequently_used_resolution_is_refreshed_early(
     monkeypatch.setattr(time, "time", lambda: now + 0.9 * 300)
     assert (await packages.get(parse_spec("made-up"))).version == "1.0.0"
     await asyncio.to_thread(wait_until, lambda: "made-up@1.1.0" in npm.requests)
-    # Waits for the same refresh.
+    # `add` waits for the refresh that is already in progress.
     await packages.add(parse_spec("made-up"))
     assert (await packages.get(parse_spec("made-up"))).version == "1.1.0"
 
@@ -154,7 +154,8 @@ async def test_offline_provides_only_installed_packages(
     packages = new_packages(offline=True, latest_seconds=0)
     wanted = ("1.2.0", "^1", "1.0.x", "latest", "*", "^2.0.0-0")
     found = [(await packages.get(parse_spec("made-up", version))).version for version in wanted]
-    # The resolution of the tag is known; that of the range is not, but an installed version matches it.
+    # Offline, `latest` resolves to the version that it had before. A range that was not resolved before gets
+    # an installed version that matches it.
     assert found == ["1.2.0", "1.2.0", "1.0.0", "1.0.0", "1.2.0", "2.0.0-beta.1"]
     for name, version in (("made-up", "3.0.0"), ("made-up", "^3"), ("made-up", "next"), ("other", "latest")):
         with pytest.raises(PackageNotFound, match="offline") as caught:

@@ -1,4 +1,4 @@
-"""Inspects installed trees and imports them like a guest."""
+"""Inspects installed trees, and imports packages from them as a guest does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ try {
 
 
 def exports(tree: Path) -> Any:
-    """Returns the names that a package exports, or the import error as a string."""
+    """Imports a package. Returns the names of its exports, or the error as a string."""
     command = [
         deno_binary.find_deno(),
         "run",

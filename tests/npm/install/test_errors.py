@@ -29,13 +29,15 @@ def _nothing_is_left(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator
     trees = [*(tmp_path / "home" / "npm").glob("trees/*")]
     records = [*(tmp_path / "home" / "npm").glob("packages/*/*.json")]
     assert len(trees) == len(records) == getattr(request.node, "expected_trees", 0)
-    # `new_packages` has closed its package managers by now.
+    # The package managers are closed by now, which deletes the staging folders.
     assert not [*(tmp_path / "home" / "npm").glob("staging/*")]
 
 
 @pytest.fixture(autouse=True)
 def _closed_first(_nothing_is_left: None, new_packages: NewPackages) -> None:
-    """Fixtures end in reverse order: the package manager is closed before this check."""
+    """Orders the fixtures: they end in reverse order, so `new_packages` closes its managers before
+    `_nothing_is_left` checks.
+    """
 
 
 async def failure(packages: PackageManager, name: str, version: str | None = None) -> PackageNotFound:
@@ -60,7 +62,7 @@ async def test_missing_version(npm: registry.Registry, packages: PackageManager,
 
 
 async def test_failing_registry(npm: registry.Registry, packages: PackageManager) -> None:
-    # The installer retries for most of a second, so run all cases concurrently.
+    # Run all cases concurrently, because the installer retries each of them for most of a second.
     expected: dict[registry.Fault, tuple[str, bool]] = {
         "missing": ("There is no package missing in the registry.", False),
         "refused": ("The package registry refuses refused@latest to this server (403).", False),
@@ -261,7 +263,9 @@ async def test_many_small_packages_are_counted_together(
 
 
 async def test_download_stops_at_the_limit(npm: registry.Registry, new_packages: NewPackages) -> None:
-    """The archive that hangs is requested at the same time as the others."""
+    """One of the archives hangs. The installation does not wait for it, because the others already exceed the
+    limit.
+    """
     for number in range(3):
         npm.publish(f"part-{number}", files={"data": os.urandom(1 << 20)})
     npm.publish("last")

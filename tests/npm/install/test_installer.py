@@ -190,11 +190,11 @@ async def test_shared_dependency_is_not_downloaded_again(
             name, files={"index.js": "export * from '@base/parts';"}, dependencies={"@base/parts": "1"}
         )
     await packages.get(parse_spec("one"))
-    # Documents are saved in the background after the package is returned.
+    # Wait until the document of the dependency is saved, which happens in the background after `get` returns.
     await eventually(lambda: [*packages._store.metadata._folder.rglob("parts/registry.json")])
     two = (await packages.get(parse_spec("two"))).tree
     assert npm.requests.count("@base/parts@1.0.0") == 1
-    # Its document is not requested again so soon.
+    # The saved document of `@base/parts` is still fresh, so it was not requested again.
     assert npm.requests[-2:] == ["two", "two@1.0.0"]
     await packages.remove("one")
     assert exports(two) == ["base"]
@@ -217,7 +217,7 @@ async def test_programs_of_a_shared_dependency_are_copied(
 async def test_version_changed_in_the_registry_is_downloaded_again(
     npm: registry.Registry, new_packages: NewPackages
 ) -> None:
-    # Documents are never considered fresh.
+    # With 0 seconds, saved documents are never considered fresh.
     packages = new_packages(latest_seconds=0)
     npm.publish("base", files={"index.js": "export const old = 1;"})
     for name in ("one", "two"):
@@ -321,7 +321,9 @@ async def test_several_authorities_are_trusted(
 
 
 class FakeInstaller:
-    """Replaces Deno by a script that reports through a pipe, because it may not be able to write files."""
+    """Replaces Deno by a script. The script reports through a pipe, because it may be in a jail in which it
+    cannot write files.
+    """
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
         pipe, program = folder / "pipe", folder / "deno"
@@ -332,7 +334,7 @@ class FakeInstaller:
         monkeypatch.setenv("HUTCH_DENO", str(program))
 
     def read_lines(self) -> list[str]:
-        """Reads lines up to an empty one."""
+        """Returns the lines that the script has reported, up to the first empty line."""
         text = b""
         while b"\n\n" not in text:
             assert select.select([self._pipe], [], [], 30)[0], text
@@ -360,7 +362,7 @@ def fake_installer(
 
 @pytest.fixture(params=["with_jail", "without_jail"])
 def jailed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """With and without bubblewrap."""
+    """Runs tests with and without bubblewrap. Returns whether the installer has a jail."""
     if request.param == "without_jail":
         monkeypatch.setenv("HUTCH_BWRAP", "/nonexistent/bwrap")
     elif not process.is_installer_jail_available():
@@ -439,7 +441,9 @@ async def test_endless_output_is_limited(
 async def test_installer_can_write_in_its_own_folder_only(
     npm: registry.Registry, packages: PackageManager, tmp_path: Path, jailed: bool, others: bool
 ) -> None:
-    """The installer creates folders with names from the registry."""
+    """The installer creates folders with names of packages from the registry, such as
+    `../../../../escape`.
+    """
     if others:
         npm.publish("other")
         await packages.get(parse_spec("other"))
@@ -451,7 +455,7 @@ async def test_installer_can_write_in_its_own_folder_only(
         await packages.get(parse_spec("made-up"))
     await packages.close()
     written = contents(tmp_path)
-    # Without a jail such folders may exist, but nothing is unpacked into them.
+    # Without a jail, the installer may create a folder outside of its own, but unpacks nothing into it.
     assert b"evil.js" not in written
     assert jailed is (b"escape" not in written)
 

@@ -24,7 +24,7 @@ def write_tool(folder: Path, files: dict[str, str] | None = None, **manifest: An
 
 
 def report(_: str) -> None:
-    """Ignores the progress."""
+    """Ignores progress messages."""
 
 
 async def test_package_is_read_only_and_removed_at_the_end(packages: PackageManager, tmp_path: Path) -> None:
