@@ -1,4 +1,6 @@
-"""One server with SQLite for the tests of the Abilities protocol; some tests start their own."""
+"""Fixtures: one server with SQLite that most tests of the Abilities protocol share, and users for single
+tests.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from tests.protocols.abilities.harness import AbilityServer, UserClient
 async def ability_server(
     anyio_backend: object, environment: None, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[AbilityServer]:
-    """A server with an operator's key, which must not be confused with users' keys."""
+    """A server that has an operator's key in addition to the keys of users."""
     async with harness.start_ability_server(
         tmp_path_factory.mktemp("abilities"), HUTCH_API_KEY="operator", HUTCH_ABILITY_RATE_LIMIT="0"
     ) as server:

@@ -19,7 +19,7 @@ from hutch.store.store import Store
 from hutch.vault.vault import Vault
 
 TOKEN = "Bearer tok-0123456789abcdefghij"
-# A comment in the ability's code, which must not appear in any response.
+# A comment in the code of abilities. It must not appear in any response, because the code is secret.
 MARK = "a-mark-in-the-code-of-a-wrapper"
 PROFILE = {"name": "Elon Musk", "screen_name": "elonmusk", "followers_count": 211}
 
@@ -36,7 +36,7 @@ SCHEMA = {"type": "object", "properties": {"username": {"type": "string"}}, "req
 
 
 class FakeApi(ThreadedHttpServer):
-    """Fake API on loopback, over http."""
+    """Fake API on loopback. Records the headers of requests."""
 
     def __init__(self) -> None:
         self.seen: list[dict[str, str]] = []
@@ -77,7 +77,7 @@ def ability(upstream: str = "https://api.example.com", **changes: Any) -> dict[s
 
 
 class AbilityServer:
-    """A server process, and its store and vault."""
+    """A server process with its store and its vault."""
 
     def __init__(
         self, server: ServeProcess, vault: Vault, upstream: FakeApi, client: httpx2.AsyncClient
@@ -125,7 +125,7 @@ class UserClient:
 
 @contextlib.asynccontextmanager
 async def shared_ability(client: UserClient, ability_id: str) -> AsyncIterator[None]:
-    """Shares an ability of this user during a test."""
+    """Stores a shared ability of this user while the block runs."""
     definition = parse_definition(ability(client.ability_server.upstream.url, ability_id=ability_id))
     await client.ability_server.store.abilities.put(definition_row(definition, client.user.id, shared=True))
     try:
@@ -136,7 +136,9 @@ async def shared_ability(client: UserClient, ability_id: str) -> AsyncIterator[N
 
 @contextlib.asynccontextmanager
 async def start_ability_server(home: Path, *arguments: str, **env: str) -> AsyncIterator[AbilityServer]:
-    """Starts a server with its own home, whose store is also open in this process."""
+    """Starts a server with its own home. This process opens the same store, so that tests can read and change
+    it.
+    """
     variables = {"HUTCH_HOME": str(home), **env}
     settings = Settings(home=str(home), database_url=env.get("HUTCH_DATABASE_URL"))
     with FakeApi() as upstream:
@@ -148,8 +150,8 @@ async def start_ability_server(home: Path, *arguments: str, **env: str) -> Async
 
 
 def error_message(response: httpx2.Response, status: int, code: str) -> str:
-    """Checks an error and returns its message. Executions have the specification's format, other routes that
-    of the other protocols.
+    """Checks an error response and returns its message. Errors of executions have the format of the abilities
+    specification, errors of other routes the common format.
     """
     body = response.json()
     assert body["success"] is False

@@ -15,7 +15,7 @@ from tests.protocols.abilities.harness import (
     shared_ability,
 )
 
-# Copied from the specification.
+# An example that is copied from the specification.
 PLAIN = """\
 curl -X POST http://localhost:4111/abilities/twitter_get_user_profile/execute \\
   -H "Authorization: Bearer YOUR_API_KEY" \\

@@ -1,4 +1,4 @@
-"""Users' API keys: their access to each protocol."""
+"""Access to each protocol with the API keys of users."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def test_other_protocols_require_their_scope(bo: UserClient) -> None:
         response = await bo.call(method, path, json={})
         assert response.status_code == 403, path
         error = response.json()["error"]
-        # TPMJS sends a text to clients that name no version of its protocol.
+        # In TPMJS, `error` is a text if the client names no version of the protocol.
         message = error if isinstance(error, str) else error["message"]
         assert "(it has: abilities, mcp); create a key with " in message
 
@@ -144,7 +144,8 @@ async def test_mcp_session_belongs_to_the_key_that_started_it(bo: UserClient, an
     async with http(bo.secret) as mine, http(ann.secret) as other, http("operator") as operator:
         async with Client(streamable_http_client(url, http_client=mine), mode="legacy") as client:
             assert (await client.list_tools()).tools == []
-            # The client has no public attribute for its session id, so another session is started by hand.
+            # Start a second session with hand-written requests, because the client has no public attribute
+            # for its session id.
         hello = {
             "jsonrpc": "2.0",
             "id": 1,

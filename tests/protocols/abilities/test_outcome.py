@@ -1,4 +1,4 @@
-"""Credentials that the responses of a run reject or accept."""
+"""Decides from the responses of a run which credentials an API has accepted or rejected."""
 
 from __future__ import annotations
 

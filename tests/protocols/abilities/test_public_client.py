@@ -16,7 +16,7 @@ KEY = "a passphrase with ü"
 
 
 class PublicClient:
-    """Sends the same requests as the client, and reads the same fields."""
+    """Sends the same requests as the public client, and reads the same fields of the responses."""
 
     def __init__(self, user: UserClient) -> None:
         self._user = user
@@ -81,7 +81,7 @@ class PublicClient:
 
 
 def encrypted(value: str, key: str = KEY) -> str:
-    """Encrypts a value as the client's users do."""
+    """Encrypts a credential in the same way as the public client."""
     nonce = bytes(range(12))
     data = AESGCM(hashlib.sha256(key.encode()).digest()).encrypt(nonce, value.encode(), None)
     return json.dumps({"ciphertext": base64.b64encode(data).decode(), "iv": base64.b64encode(nonce).decode()})

@@ -16,7 +16,8 @@ from hutch.protocols.abilities.definition import definition_row, parse_definitio
 
 LIMIT_PER_MINUTE = 3
 LIMIT = {"HUTCH_ABILITY_RATE_LIMIT": str(LIMIT_PER_MINUTE)}
-# A new minute may begin during a test: then the previous one counts in proportion.
+# Number of requests of which at least one is refused, even if a new minute begins meanwhile: the previous
+# minute counts in proportion.
 TRIES = LIMIT_PER_MINUTE + 1
 
 
@@ -75,6 +76,7 @@ async def test_servers_that_share_a_database_share_the_limit(tmp_path: Path, pos
                 ability_server.server = server
                 statuses.append((await bo.get("/my/abilities")).status_code)
             ability_server.server = first
-        # With separate counters, both would have allowed all their requests.
+        # The last request was refused because of the requests to the other server. With separate counters,
+        # both servers would have allowed all of theirs.
         assert statuses[:LIMIT_PER_MINUTE] == [200] * LIMIT_PER_MINUTE
         assert statuses[-1] == 429

@@ -24,7 +24,7 @@ PATH = "/home/operator/hutch.db"
 
 
 class BrokenServices:
-    """Services that cannot be opened."""
+    """Services of a server that cannot open its store."""
 
     def __init__(self, error: Exception, *, keys_fail: bool = False) -> None:
         self.settings = Settings()

@@ -46,7 +46,8 @@ async def test_user_runs_a_shared_ability_with_own_credentials_until_it_is_revok
     assert [each["sharedBy"] for each in found] == [ann.user.name]
     assert (await bo.get("/my/abilities")).json()["count"] == 0
 
-    # Everyone else gets the same answer as for an unknown ability, and the user may not change it.
+    # Users without access get the same answer as for an unknown ability. The user with whom it is shared may
+    # not change its shares.
     for path in (f"/abilities/{ID}/execute", f"/my/abilities/{ID}/execute"):
         error_message(await eve.call("POST", path, **RUN), 404, "NOT_FOUND")
     stranger = error_message(await eve.get(f"/abilities/{ID}"), 404, "NOT_FOUND")
@@ -104,7 +105,7 @@ async def test_invalid_share_is_refused(
 
 
 async def test_login_of_another_user_does_not_run_by_itself(ann: UserClient, bo: UserClient) -> None:
-    """Otherwise a share could make the user's own ability run code of another user."""
+    """If it did, another user could share a login ability, and the user's own ability would run its code."""
     login = {
         "ability_id": "acme_login",
         "dynamic_header_keys": [],
@@ -120,7 +121,7 @@ async def test_login_of_another_user_does_not_run_by_itself(ann: UserClient, bo:
     refused = await bo.call("POST", f"/abilities/{ID}/execute", **RUN)
     error_message(refused, 400, "MISSING_CREDENTIALS")
     assert (await bo.get("/my/credentials")).json()["count"] == 0
-    # If both belong to the same owner, they are used together.
+    # A shared ability uses the login ability of its own owner.
     await bo.call("DELETE", f"/my/abilities/{ID}")
     await ann.add(dependency_order=["acme_login"])
     await ann.call("POST", SHARES, json={"users": [bo.user.name]})

@@ -25,7 +25,7 @@ def test_long_body_is_truncated_as_json_text() -> None:
 def test_characters_are_counted_in_utf16_units() -> None:
     shown = truncate_body("\U0001f600" * 5, 10)
     assert shown.original_length == 12
-    # The half of a surrogate pair at the end is dropped too.
+    # The limit splits the last character, which has two UTF-16 units, so it is dropped completely.
     assert shown.body == '"' + "\U0001f600" * 4 + MARK.format(12)
 
 
@@ -51,7 +51,9 @@ def test_quoted_literal_is_hidden(message: str, expected: str) -> None:
 
 
 def test_literals_are_hidden_in_linear_time() -> None:
-    """A pattern with both ends takes 30 s for this message."""
+    """A regular expression that matches a literal from its first to its last quote takes 30 s for this
+    message.
+    """
     began = time.process_time()
     hide_literals("'" * 40_000, "")
     assert time.process_time() - began < 2

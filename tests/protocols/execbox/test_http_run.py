@@ -24,7 +24,7 @@ EVENTS = {"Accept": "text/event-stream"}
 
 @pytest.fixture(scope="module")
 def code_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
-    """A server with an MCP server, and one that cannot be started."""
+    """A server with two MCP servers, one of which cannot be started."""
     config = tmp_path_factory.mktemp("mcp") / "mcp.json"
     entry = {"command": sys.executable, "args": [str(TRACKER)]}
     config.write_text(json.dumps({"mcpServers": {"tracker": entry, "gone": {"command": "no-such-program"}}}))
@@ -65,7 +65,7 @@ async def test_result_has_value_logs_calls_and_the_run_id_of_the_header(client: 
         "result": True,
         "logs": ["2"],
         "logs_truncated": False,
-        # The reason is for the operator.
+        # The warning does not say why, because the reason is only for the operator.
         "warnings": ["the MCP server gone is not connected"],
     }
 
@@ -78,7 +78,8 @@ async def test_files_are_sent_and_returned_in_base64(client: httpx2.AsyncClient)
     response = await client.post("/run", json={"code": code, "files": {"a.txt": "aGVsbG8="}})
     copy, message = response.json()["files"]
     assert copy == {"name": "copy.txt", "mime_type": "text/plain", "size": 5, "data": "aGVsbG8="}
-    # A response is not larger than the server's limit for requests.
+    # Files in a response are limited, because the server's maximum size of a request body applies to
+    # responses, too.
     assert b"the limit is 75000 (setting max_body_bytes)" in base64.b64decode(message["data"])
     api = OpenApiChecker((await client.get("/openapi.json")).json())
     api.check_response("POST", "/run", response)
@@ -96,7 +97,7 @@ async def test_request_chooses_what_is_recorded(client: httpx2.AsyncClient) -> N
 
 async def test_run_is_shown_by_the_beginning_of_its_id(client: httpx2.AsyncClient) -> None:
     run_id = (await client.post("/run", json={"code": "return 1"})).json()["run_id"]
-    # A request for a list writes queued records.
+    # Request the list first, because the server writes queued records before it answers.
     await client.get("/runs")
     assert run_id in hutch("runs", "show", f"{run_id[:8]}…").stdout
     missing = hutch("runs", "show", "ffffffffffff")

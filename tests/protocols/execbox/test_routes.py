@@ -38,8 +38,8 @@ async def test_transcript_of_the_specification(server: ServeProcess) -> None:
 
 
 async def test_plain_client_sees_no_sessions(server: ServeProcess) -> None:
-    """Sessions are an extension that a client negotiates. Without negotiation, their option is an unknown
-    field.
+    """Sessions are an extension that a client must negotiate. Otherwise the server ignores the option
+    `session` like any unknown field.
     """
     async with connect_execbox(server.execbox) as client:
         assert "Hutch-Extensions" not in client.response_headers
@@ -318,7 +318,7 @@ def long_quotes() -> str:
 async def test_long_tool_result_does_not_block_the_server(
     server: ServeProcess, make_payload: Callable[[], str], after: str, length: object
 ) -> None:
-    """Checked at once, 8 MB of quotes take 0.1 s."""
+    """Checking 8 MB of quotes in one step takes 0.1 s."""
     code = "try { return (await tools.ask()).length } catch (error) { return error.message }"
     async with connect_execbox(server.execbox) as client:
         await client.send(execute("long", code, tools=("ask",), timeoutMs=60_000))
@@ -334,7 +334,7 @@ async def test_long_tool_result_does_not_block_the_server(
 
 @repeat_on_stall
 async def test_very_long_code_is_refused_without_blocking_the_server(server: ServeProcess) -> None:
-    """Decoding it takes 0.2 s."""
+    """Decoding such code takes 0.2 s, so the server must refuse it before."""
     text = json.dumps(execute("long", '"' * 7_000_000))
     async with connect_execbox(server.execbox) as client:
         with ServerStalls(server.process.pid, server.url) as stalls:
@@ -346,7 +346,7 @@ async def test_very_long_code_is_refused_without_blocking_the_server(server: Ser
 
 @repeat_on_stall
 async def test_large_inputs_do_not_block_the_server(server: ServeProcess) -> None:
-    """Decoded and encoded at once, these numbers stall the event loop for 0.2 s."""
+    """Decoding and encoding these numbers in one step would stall the event loop for 0.2 s."""
     message = {
         **execute("large", "return numbers.length", timeoutMs=60_000),
         "inputs": {"numbers": [1e300] * 100_000},
@@ -361,7 +361,7 @@ async def test_large_inputs_do_not_block_the_server(server: ServeProcess) -> Non
 
 
 async def test_bytes_of_waiting_executions_are_limited() -> None:
-    """A second connection of the same client shares the limit."""
+    """All connections of a client share one limit."""
     limits = {"HUTCH_MAX_PROCESSES": "1", "HUTCH_QUICKJS_VMS": "1", "HUTCH_MAX_PENDING_BYTES": "10000000"}
     with running_server(**limits) as server:
         async with connect_execbox(server.execbox) as one, connect_execbox(server.execbox) as other:

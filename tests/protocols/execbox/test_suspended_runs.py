@@ -26,7 +26,7 @@ CODE = """
 
 
 class Client:
-    """Client of a server with an MCP server, one of whose tools needs an approval."""
+    """Starts a server whose tool `server__echo` needs an approval, and sends requests to it."""
 
     def __init__(self, home: Path) -> None:
         self.home = home

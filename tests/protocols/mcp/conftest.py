@@ -15,7 +15,7 @@ from hutch.settings import load_settings
 
 @pytest.fixture(scope="session")
 async def app(anyio_backend: object, environment: None) -> AsyncIterator[App]:
-    """No runners are prewarmed, so every process belongs to a run."""
+    """An App without prewarmed runners, so that every process belongs to a run."""
     app = await App.create(load_settings({"quickjs_warm": 0, "deno_warm": 0}))
     yield app
     await app.close()

@@ -1,5 +1,5 @@
-"""MCP servers whose runs are suspended while they wait for approvals. A server is an App with fake tools; two
-of them with one home are like a server before and after a restart.
+"""MCP servers whose runs are suspended while they wait for approvals. A server is an App with fake tools. Two
+servers with the same home are like one server before and after a restart.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class DurableServer:
 
     @property
     def made(self) -> list[str]:
-        """Tools that were called."""
+        """The names of the tools that were called, in order."""
         return [tool for _, tool, _ in self.upstream.calls]
 
     @asynccontextmanager
@@ -69,7 +69,7 @@ async def serving(home: Path, **settings: Any) -> AsyncIterator[DurableServer]:
 
 
 def person(answer: ElicitResult) -> Any:
-    """An elicitation callback that notes the questions."""
+    """Returns an elicitation callback that gives this answer and records the questions."""
     asked: list[str] = []
 
     async def callback(_: Any, params: Any) -> ElicitResult:

@@ -1,4 +1,4 @@
-"""The MCP server's services: a real kernel, jail and compiler with fake tools."""
+"""Provides the services that the MCP server needs: a real kernel, jail and compiler, but fake tools."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SERVERS = (FakeServer("github", "GitHub"), FakeServer("file-system"), FakeServer
 
 
 class McpHarness:
-    """Replaces `hutch.app.app.App` for the MCP server, with its own tools."""
+    """Passed to the MCP server instead of `hutch.app.app.App`, to give it fake tools."""
 
     tracer = None
 
@@ -113,7 +113,7 @@ def text_of(answer: CallToolResult) -> str:
 async def listening(
     harness: McpHarness, *, pass_through: bool = False, keys: KeyAuthenticator | None = None, **settings: Any
 ) -> AsyncIterator[tuple[str, AccessControl, McpEndpoint]]:
-    """Serves `/mcp` on a real port."""
+    """Serves `/mcp` of a harness on a real port. Yields the URL, the access control and the endpoint."""
     access = AccessControl(Settings(**settings), keys)
     mcp_server = McpEndpoint(harness, access, pass_through=pass_through)
     async with serving(mcp_server) as url:

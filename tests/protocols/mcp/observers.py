@@ -39,14 +39,14 @@ class ProgressRecorder:
 
 
 class ScriptProcesses:
-    """The script processes below a process, including prewarmed ones."""
+    """The processes of script runners below a process, including prewarmed ones."""
 
     def __init__(self, pid: int) -> None:
         found = [each for each in descendants(pid) if is_runner(each, "script.js")]
         self._fds = [os.pidfd_open(each) for each in found]
 
     def one_ended(self) -> bool:
-        """Returns whether a complete jail has ended since the start."""
+        """Returns whether all processes of at least one jail have ended since this object was created."""
         return len(select.select(self._fds, [], [], 0)[0]) >= PROCESSES
 
     def __enter__(self) -> ScriptProcesses:
@@ -60,7 +60,7 @@ class ScriptProcesses:
 
 @contextlib.asynccontextmanager
 async def ends_script(harness: McpHarness) -> AsyncIterator[None]:
-    """Checks that the body ends the only running script and its processes."""
+    """Checks that the `async with` block ends the only running script and its processes."""
     assert in_flight(harness, "script") == 1
     with ScriptProcesses(os.getpid()) as scripts:
         yield

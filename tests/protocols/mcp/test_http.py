@@ -127,7 +127,7 @@ async def test_body_that_does_not_arrive_is_refused(app: Any) -> None:
 
 
 class UserKeys:
-    """Users whose keys are `hk_` and their names."""
+    """Authenticates any key: `hk_` and a name is the key of the user with that name."""
 
     def __init__(self) -> None:
         self._known: dict[str, Identity] = {}

@@ -1,4 +1,4 @@
-"""Content blocks in results of code."""
+"""Images and other content blocks of MCP in results of code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_blocks_are_replaced_where_they_are() -> None:
 
 @repeat_on_stall
 async def test_result_of_many_blocks_does_not_stall() -> None:
-    """Copying all values of such a result took 82 ms."""
+    """Copying all values of such a result took 82 ms. Only the first MAX_MEDIA values may be copied."""
     value: list[Any] = [dict(PIXEL) for _ in range(60_000)]
     async with LoopStalls() as stalls:
         taken = take_media(value)

@@ -17,7 +17,7 @@ CODE = "let data = 'x'.repeat(1000); return [data.length, await tools.github.wai
 
 
 class StoredRun:
-    """Waits until a run of a server was stored."""
+    """Sets `is_stored` when a run of the server is stored."""
 
     def __init__(self, server: DurableServer) -> None:
         self.is_stored = asyncio.Event()
@@ -35,7 +35,7 @@ async def test_run_that_waits_for_a_tool_is_stored_and_continues(tmp_path: Path)
         running = asyncio.create_task(client.call_tool("run_code", {"code": CODE, "language": "javascript"}))
         await server.upstream.called.wait()
         ((run_id, (_, run)),) = kernel.active.items()
-        # The real process uses more than nothing.
+        # With a maximum share of 0, the real memory of this process is always above the limit.
         assert MemoryPressure(kernel, max_process_share=0, free_share=lambda: 1.0).check() == [run_id]
         await stored.is_stored.wait()
         assert run.session is not None

@@ -151,7 +151,7 @@ class McpProcess:
         self.send({"id": id, "method": "tools/call", "params": params})
 
     def run_slowly(self, id: int = 1) -> None:
-        """Returns when a script is waiting for its tool."""
+        """Starts a script, and returns when the script waits for its tool."""
         code = f"""{IMPORT}
             await tools.everything.echo({{ value: 1 }});
             await tools.everything.slow({{ seconds: 600 }});"""
@@ -208,7 +208,7 @@ def test_invalid_configuration_is_reported_first(tmp_path: Path) -> None:
 
 
 def test_hutch_serve_offers_the_same_and_ends_despite_open_streams(folder: Path) -> None:
-    """Runs the server in its own process."""
+    """Tests the same tools over HTTP, with `hutch serve` in its own process."""
     config = str(folder / ".toolscript.json")
     with running_server(
         HUTCH_MCP_CONFIG=config, HUTCH_MCP_PASS_THROUGH="true", HUTCH_API_KEY="key"

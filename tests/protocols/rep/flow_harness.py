@@ -20,7 +20,7 @@ from hutch.protocols.rep.runtime.scheduler import FlowRun
 
 
 class NoServices:
-    """For flows whose steps need no services."""
+    """Services for flows whose steps need none. Every use fails the test."""
 
     tracer = None
 

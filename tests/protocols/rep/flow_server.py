@@ -1,4 +1,6 @@
-"""A real server that runs flows, clients with keys for it, and a counting API on loopback."""
+"""Starts a real server that runs flows, clients with keys for the server, and an API on loopback that counts
+requests.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ class FlowClient:
         return parse_events(response.text)
 
     async def wait_for_end(self, run_id: str) -> dict[str, Any]:
-        """Waits for the end of the run and returns it."""
+        """Waits until the run has ended, and returns its details."""
         events = await self.events(run_id)
         assert events[-1][1] == "end", events[-1]
         result: dict[str, Any] = await self.get_json(f"/runs/{run_id}")
@@ -98,7 +100,9 @@ class FlowServer:
     async def running_server(
         self, *arguments: str, key: str | None = None, **env: str
     ) -> AsyncIterator[FlowClient]:
-        """Yields a client of the operator. The server's flags also apply to its runtimes."""
+        """Starts the server. Yields a client with the operator's key. The runtimes of flows get the same
+        settings as the server.
+        """
         allow = ("--egress-allow", self.upstream.address)
         with running_server(*allow, *arguments, **self._env, **env) as server:
             async with httpx2.AsyncClient(timeout=TIMEOUT_SECONDS) as client:

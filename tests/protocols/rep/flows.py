@@ -88,7 +88,7 @@ def compiled() -> Json:
 
 
 def change(path: str, value: object) -> Callable[[dict[str, Any]], None]:
-    """Sets the value at a dotted path; ... deletes it."""
+    """Returns a function that sets the value at a dotted path in a document. The value `...` deletes it."""
 
     def apply(target: Any) -> None:
         *parents, last = [int(part) if part.isdecimal() else part for part in path.split(".")]

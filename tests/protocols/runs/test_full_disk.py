@@ -36,7 +36,7 @@ def server() -> Iterator[ServeProcess]:
         try:
             server = ServeProcess(process)
             yield server
-            # bubblewrap exits with the server.
+            # Stop the server, which is a child of bubblewrap. Then bubblewrap exits, too.
             os.kill(descendants(process.pid)[0], signal.SIGTERM)
             server.wait()
         finally:
@@ -44,7 +44,7 @@ def server() -> Iterator[ServeProcess]:
 
 
 def home_of(server: ServeProcess) -> Path:
-    """The home as the server sees it."""
+    """Returns the path of the server's home, which is on a disk that only the server's processes see."""
     for pid in descendants(server.process.pid):
         folder = Path(f"/proc/{pid}/root{HOME}")
         if (folder / "hutch.db").exists():

@@ -9,7 +9,9 @@ from hutch.session.run import RunHandle
 
 
 def test_only_the_details_of_a_run_in_progress_have_the_hash_of_its_code() -> None:
-    """The hash takes 1 to 3 ms for code of a megabyte, and hundreds of runs can wait."""
+    """Lists of runs do not have the hash: for code of a megabyte it takes 1 to 3 ms, and hundreds of runs can
+    be in progress.
+    """
     active = ActiveRun(Execution(code="1", profile=profile_for("quickjs")), RunHandle())
     assert "code_hash" not in active.details
     assert (active.entry["state"], active.detail()["state"]) == ("pending", "pending")

@@ -1,4 +1,4 @@
-"""Results of pending calls over HTTP."""
+"""Suspended runs get the results of their pending calls over HTTP."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Server:
     async def suspended(
         self, code: str, protocol: str = "execbox", owner: str = "operator"
     ) -> tuple[str, hutch.PendingCall]:
-        """Runs code until it waits for one call. Returns the id of the run, and the call."""
+        """Runs code until it waits for a call. Returns the id of the run and the pending call."""
         execution = Execution(
             code=code,
             profile=profile_for("quickjs"),
@@ -79,7 +79,7 @@ class Server:
         return response.status_code, response.json()
 
     def client_at(self, address: str) -> httpx2.AsyncClient:
-        """Returns a client with its own share of the limit on guesses."""
+        """Returns a client with this address. The number of wrong tokens is limited for each address."""
         transport = httpx2.ASGITransport(self.web, raise_app_exceptions=False, client=(address, 1))
         return httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1")
 
@@ -110,7 +110,7 @@ async def test_token_delivers_one_result_and_the_run_continues(server: Server) -
     for body in ({}, {"result": 1, "error": "x"}, {"error": 1}, {"value": 1}):
         assert (await server.post("/calls/secret", body))[0] == 400
     assert (await server.post("/calls/other", {"result": 1}))[0] == 404
-    # Without a valid token, the body is not read.
+    # This body is invalid, too. The status is 404, because the body is not read without a valid token.
     assert (await server.post("/calls/other", {"value": 1}))[0] == 404
     assert (await server.post(f"/calls/{'x' * 2_000}", {"result": 1}))[0] == 404
     assert await server.post("/calls/secret", {"result": {"answer": 42}}) == (200, {"ok": True})
@@ -212,7 +212,7 @@ async def test_addresses_of_one_ipv6_network_share_the_limit_on_guesses(server: 
 
 @repeat_on_stall
 async def test_large_results_of_calls_do_not_stall_the_server(server: Server) -> None:
-    """Encoded at once, 8 MB of quotes take 50 to 100 ms, and six such results to one run six times that."""
+    """Encoding a result of 8 MB of quotes in one step takes 50 to 100 ms. The run gets six such results."""
     tokens = [f"large{time.time_ns()}-{n}" for n in range(6)]
     code = (
         f"const all = await Promise.all({tokens}.map((token) => tools.later({{token}}))); return all.length"
@@ -252,7 +252,7 @@ async def test_results_count_towards_the_size_of_suspended_runs(
     ):
         refused = await client.post(path, json=body)
         assert (refused.status_code, refused.json()["error"]["reason"]) == (409, "too_many_suspended")
-    # The refused results were not counted.
+    # The refused results do not count towards the limit, so this one is accepted.
     assert (await client.post("/calls/counted", json={"result": "x" * 600_000})).status_code == 200
     result = await server.runs.wait(run_id, "operator", [], lambda: False)
     assert result is not None
@@ -260,7 +260,9 @@ async def test_results_count_towards_the_size_of_suspended_runs(
 
 
 async def test_continued_runs_of_one_owner_leave_room_for_those_of_others(server: Server) -> None:
-    """They wait for a tool, and would keep all places until their time limit."""
+    """The continued runs of the owner "hog" wait for a tool, and without shares they would keep all places
+    until their time limit.
+    """
     hogs = [
         await server.suspended("await tools.ask({}); await tools.hold({})", owner="hog")
         for _ in range(MAX_CONTINUING + 1)

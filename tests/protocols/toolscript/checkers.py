@@ -34,7 +34,9 @@ IMPORT = 'import { tools } from "toolscript";\n'
 async def running_checker(
     jail: Jail | None = None, seconds: float = 20.0, **settings: Any
 ) -> AsyncIterator[Checker]:
-    """A checker with the compiler installed in the session's home."""
+    """Yields a checker that uses the native compiler, which is installed once in the home of the test
+    session.
+    """
     checker = Checker(load_settings(settings), jail or jails.container(), seconds=seconds)
     try:
         yield checker

@@ -1,4 +1,4 @@
-"""A gateway with fake tools, in process or on a real port, and a real Deno."""
+"""A gateway with fake tools, in this process or on a real port, and a real Deno."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hutch.settings import Settings
 
 
 class FakeTool(NamedTuple):
-    """A tool as described by a server."""
+    """The description of a tool that a fake server lists."""
 
     server: str
     name: str
@@ -53,7 +53,7 @@ ToolFunction = Callable[[str, str, dict[str, Any]], Awaitable[Any]]
 
 
 class FakeToolSource:
-    """Fake servers. Tools return how they were called, unless a test replaces them."""
+    """Fake MCP servers with tools. A tool returns its own name and arguments, unless a test replaces it."""
 
     def __init__(self, *tools: FakeTool, servers: tuple[FakeServer, ...] = ()) -> None:
         self.on_change: list[Callable[[], None]] = []
@@ -112,7 +112,9 @@ class FakeToolSource:
 
 
 def whole_result(value: Any) -> McpToolResult:
-    """Returns a result with this value: content blocks, or one text block."""
+    """Returns the MCP result with this value: the value itself if it consists of content blocks, otherwise
+    one text block.
+    """
     if isinstance(value, list) and all(isinstance(block, dict) and len(block) > 1 for block in value):
         return McpToolResult(value, value)
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
@@ -134,7 +136,7 @@ def returning(value: Any) -> ToolFunction:
 
 
 class GatewayHarness:
-    """The gateway alone, as in `hutch gateway start`."""
+    """A gateway without the rest of a server, as `hutch gateway start` runs it."""
 
     def __init__(
         self,
@@ -158,7 +160,9 @@ class GatewayHarness:
 
     @contextlib.asynccontextmanager
     async def connect_from_jail(self, run_id: str) -> AsyncIterator[httpx2.AsyncClient]:
-        """Connects like a script of this process, through the listener of a jail."""
+        """Yields a client that reaches the gateway through the listener of a jail, like a script that this
+        process runs.
+        """
         max_body_bytes = self.settings.max_body_bytes
         socket_ = socket.create_server(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{socket_.getsockname()[1]}"
@@ -192,7 +196,7 @@ class GatewayHarness:
 
 @contextlib.asynccontextmanager
 async def listening(harness: GatewayHarness) -> AsyncIterator[str]:
-    """Serves on a real port; yields the URL."""
+    """Serves the gateway on a real port. Yields its URL."""
     async with on_port(harness.app, harness.upstream.released) as host:
         yield f"http://{host}"
 
@@ -221,7 +225,7 @@ class DenoResult(NamedTuple):
 
 
 class Deno:
-    """A real Deno with its own folder."""
+    """Runs and checks TypeScript with a real Deno, in its own folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -235,7 +239,7 @@ class Deno:
         return await self._deno("check", "--no-lock", "--no-config", *map(str, files))
 
     async def run(self, url: str, script: str, *, check: bool = False) -> DenoResult:
-        """Runs a script as in the specification."""
+        """Runs a script with an import map and permissions, as the specification of Toolscript shows."""
         found = self.write(
             "import-map.json", json.dumps({"imports": {"toolscript": f"{url}/runtime/tools.ts?_t=1"}})
         )

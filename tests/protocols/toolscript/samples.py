@@ -1,4 +1,4 @@
-"""A few servers and tools, and the paths that scripts may read."""
+"""Sample servers and tools, and the paths of the gateway that scripts may read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tools of MCP servers together with the caller's own tools, and type-checked code."""
+"""Executions that use tools of MCP servers together with the caller's own tools, and the type check of their
+code.
+"""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ FAULT = "a fault with a path, /etc/hutch/key"
 
 
 class FakeTools:
-    """Fake backend. Each tool is the method with the name of the call."""
+    """Fake executor of tools. A call of the tool `name` runs the method `name` of this class."""
 
     def __init__(self) -> None:
         self.calls: list[PackageToolCall] = []
@@ -154,7 +154,7 @@ def done(output: bytes | None, **more: Any) -> ToolOutcome:
 
 
 class TpmjsServer:
-    """The fake tools and the whole application as `hutch serve` builds it."""
+    """The whole application as `hutch serve` builds it, with fake tools."""
 
     def __init__(self, **settings: Any) -> None:
         self.tools = FakeTools()
@@ -185,7 +185,7 @@ class TpmjsServer:
         self._client_without_version = httpx2.AsyncClient(transport=transport, timeout=TIMEOUT_SECONDS)
 
     async def post(self, path: str, body: Any, **headers: str) -> httpx2.Response:
-        """Sends a request with protocol version 1.0 unless `headers` contain another one."""
+        """Sends a request with protocol version 1.0, unless `headers` has another version."""
         named = {name.replace("_", "-"): value.encode("latin-1") for name, value in headers.items()}
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
         return await self.client.post(

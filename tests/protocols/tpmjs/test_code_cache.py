@@ -31,7 +31,7 @@ def caches(harness: ToolsHarness) -> Path:
 
 
 def finished_caches(harness: ToolsHarness) -> list[Path]:
-    """Folders of finished caches."""
+    """Returns the folders of finished caches."""
     return [*caches(harness).glob("*/*")]
 
 
@@ -59,7 +59,7 @@ async def test_processes_of_a_package_used_again_open_the_cache(
         await wait_idle(harness)
         [folder] = finished_caches(harness)
         assert (folder / CODE).stat().st_size > 0
-        # The current spare may have started before the cache was filled.
+        # Use up the current spare, which may have started before the cache was filled.
         await execute_repeatedly(harness, "count")
         await harness.wait_settled()
         [spare] = [runner for ready in harness.app.pool.runners.warm.values() for runner in ready]
@@ -120,7 +120,9 @@ async def test_package_code_can_neither_read_nor_write_the_cache(
 
 
 async def test_only_deno_databases_are_copied(tmp_path: Path) -> None:
-    """Files that a package wrote by bypassing Deno's permissions are not copied."""
+    """Only databases of Deno are copied to a cache, and no other files that a package may have written by
+    bypassing Deno's permissions.
+    """
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / CODE).write_bytes(b"code")
@@ -182,7 +184,7 @@ async def test_cache_waits_for_free_capacity(tmp_path: Path) -> None:
 async def test_package_that_needs_an_env_to_be_imported_still_works(
     tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run that creates the cache has no env."""
+    """The package cannot be cached, because the run that creates the cache has no env. Calls still work."""
     monkeypatch.setattr(code_cache, "IMPORT_MS", 500)
     async with open_tools(tmp_path, max_spares=0) as harness:
         before = f"if (!process.env.WHO) {{ {source} }}"

@@ -68,7 +68,7 @@ class Clock:
 
 
 async def describe(cache: Descriptions, name: str = "echo", **more: Any) -> None:
-    """Describes a tool as the handler does."""
+    """Describes a tool as the handler of `/load-and-describe` does: only if the description is not cached."""
     tool_call = parse_call(call(name, **more), "local")
     if cache.cached(tool_call) is None:
         await cache.describe(tool_call)

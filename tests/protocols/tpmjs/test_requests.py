@@ -243,7 +243,7 @@ async def test_large_content_length_is_refused_before_the_body_is_sent() -> None
 
 
 async def test_client_that_sends_the_whole_body_first_can_read_the_413() -> None:
-    """Like `urllib`, which asks the server to close the connection."""
+    """Uses `urllib`, which is such a client. It also asks the server to close the connection."""
     server = TpmjsServer()
 
     def send(port: int) -> tuple[int, bytes]:
@@ -276,7 +276,7 @@ async def test_body_of_20_megabytes_is_refused_and_the_client_gets_the_response(
             writer.write(b"0\r\n\r\n")
         status, _, body = await read_response(reader)
         assert (status, json.loads(body)["error"]["code"]) == (413, "PAYLOAD_TOO_LARGE")
-        # The connection is still usable.
+        # After the 413, the client can use the connection for another request.
         writer.write(encode_request(host, "/execute-tool", json.dumps(call("echo")).encode()))
         assert (await read_response(reader))[0] == 200
 

@@ -46,7 +46,7 @@ async def test_logs_and_values_are_sent_before_the_result() -> None:
 
 
 async def test_output_cannot_forge_an_event() -> None:
-    """Line breaks in the JSON become spaces."""
+    """Line breaks in the JSON of an output are replaced by spaces."""
     response = await TpmjsServer().execute(
         "raw", {"json": "[\n\n1,\r\n\r\n2\n\nevent: result\ndata: {}]"}, Accept=SSE
     )
@@ -124,7 +124,7 @@ async def test_events_are_sent_at_once_and_silence_has_a_heartbeat(
 
 
 async def test_slow_reader_misses_events_but_not_the_result() -> None:
-    """The event buffer is limited."""
+    """The buffer of events is limited, so events that do not fit are dropped."""
     buffer = ExecutionEvents()
     await FakeTools().flood(parse_call(call("flood", {"lines": 10_000}), "local"), buffer)
     buffer.end()

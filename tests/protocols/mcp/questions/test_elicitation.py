@@ -107,7 +107,7 @@ async def test_clients_user_is_asked_over_http(harness: McpHarness) -> None:
 
 @pytest.fixture
 async def asking(app: App) -> AsyncIterator[McpHarness]:
-    """A harness with a real MCP server whose tool asks the user."""
+    """A harness with a real MCP server whose tool elicits information from the user."""
     harness = McpHarness(app)
     servers = McpServers(config(stdio_server("Asking")), app.settings)
     harness.use_servers(servers)

@@ -53,7 +53,7 @@ def calls(server: DurableServer) -> list[Any]:
 
 
 async def call(client: Client, **more: Any) -> CallToolResult | InputRequiredResult:
-    """Calls `run_code` without answering its questions."""
+    """Calls `run_code`. Returns its questions as the result, instead of answering them."""
     return await client.session.call_tool("run_code", ARGUMENTS, allow_input_required=True, **more)
 
 
@@ -153,14 +153,14 @@ async def test_state_belongs_to_its_caller_and_its_arguments(server: DurableServ
         unknown = await call(client, request_state=state, input_responses={"x": ALLOW})
         assert "inputResponses: expected results of elicitations for" in text_of(unknown)
         assert server.made == ["list_issues"]
-        # None of these was a decision, so the right answer still counts.
+        # None of these invalid answers was a decision, so the valid answer still counts.
         assert "1 and 7" in text_of(await call(client, **answers(asked)))
 
 
 async def test_foreign_run_is_not_assigned_to_the_client_that_names_it(
     server: DurableServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client of a run is asked for its approvals, and sees their arguments."""
+    """The client to which a run is assigned gets its questions and so sees the arguments of its calls."""
     assigned: list[str | None] = []
     register = CodeRunner.registered
 
@@ -311,7 +311,9 @@ async def test_client_can_cancel_a_suspended_run(server: DurableServer) -> None:
 async def test_arguments_that_cannot_wait_for_an_approval_are_refused(
     server: DurableServer, calls: list[Any], title: str, problem: str
 ) -> None:
-    """Questions are in the memory of every server, and uncompressed in the store."""
+    """Arguments of a question are limited, because they are in the memory of every server and uncompressed in
+    the store.
+    """
     code = f"return await tools.github.createIssue({{title: {title}}}).catch((e) => e.message)"
     async with server.client(elicitation_callback=person(ALLOW)) as client:
         answer = await client.call_tool("run_code", {"code": code, "language": "javascript"})

@@ -52,7 +52,7 @@ async def request(client: Client, method: str, **params: Any) -> TaskState:
 
 
 class TaskClient(ClientExtension):
-    """Keeps the handle of a task instead of following it."""
+    """Extension of a client that stores the handle of a task instead of waiting for its result."""
 
     identifier = TASKS_EXTENSION
 
@@ -70,7 +70,7 @@ class TaskClient(ClientExtension):
 async def wait_for_end(client: Client, task_id: str) -> TaskState:
     async with asyncio.timeout(60):
         while (task := await request(client, "tasks/get", taskId=task_id)).status == "working":  # noqa: ASYNC110
-            await asyncio.sleep(0.02)  # a client polls a task
+            await asyncio.sleep(0.02)  # there is no event to wait for, because clients poll tasks
     return task
 
 
@@ -102,7 +102,7 @@ async def test_suspended_run_is_a_task_that_another_server_continues(tmp_path: P
         assert ended.result is not None
         assert ended.result["content"][0]["text"].startswith("1 and 7")
         assert second.made == ["create_issue"]
-        # A decision counts once.
+        # A question can be answered only once.
         with pytest.raises(MCPError):
             await request(client, "tasks/update", taskId=task_id, inputResponses={key: answer})
         with pytest.raises(MCPError, match="taskId: "):

@@ -177,7 +177,7 @@ def test_drawing_is_complete_and_nothing_overlaps(seed: int) -> None:
     assert text.count("failure") == len(
         {(edge.source, edge.target) for edge in flow.edges if edge.on == "failure"}
     )
-    # One arrow for every step with incoming edges.
+    # The drawing has one arrow for every step with incoming edges.
     assert text.count("▼") == sum(1 for name in flow.nodes if flow.incoming(name))
     for layer in lay_out(flow):
         for left, right in pairwise(layer):
@@ -187,7 +187,7 @@ def test_drawing_is_complete_and_nothing_overlaps(seed: int) -> None:
 
 
 def test_lines_are_connected() -> None:
-    """A line that leaves a cell continues in the adjacent one."""
+    """Checks for every cell that a line which leaves it continues in the adjacent cell."""
     down, right = set("│╭╮├┤┬┼┌┐"), set("─╭╰├┬┴┼┌└")
     up, left = set("│╰╯├┤┴┼▼└┘"), set("─╮╯┤┬┴┼┐┘")
     for seed in range(60):

@@ -155,7 +155,7 @@ ODD_VALUES += [{"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}}]
 
 
 def paths_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The paths of everything within a value."""
+    """Returns the paths of all values inside of a value."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [found for key, part in inside for found in [(*path, key), *paths_in(part, (*path, key))]]
 

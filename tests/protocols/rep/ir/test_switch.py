@@ -1,4 +1,4 @@
-"""A switch takes the edges of its case or of its default."""
+"""Switches follow the edges of the case that matches, or those of the default."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runtime(environment: None, upstream: FakeApi, folder: Path) -> Iterator[StdioRuntime]:
-    """Shared by all tests of this file."""
+    """One runtime process for all tests of this file."""
     settings = {
         "HUTCH_MCP_CONFIG": configure(folder, {"every": stdio("everything"), "github": stdio("tracker")}),
         "HUTCH_EGRESS_ALLOW": upstream.address,
@@ -457,7 +457,7 @@ def test_kinds_work_together(runtime: StdioRuntime, upstream: FakeApi) -> None:
 
 
 def test_runtime_wrote_nothing_to_stderr(runtime: StdioRuntime) -> None:
-    """Runs last: checks stderr and the exit of the shared runtime."""
+    """Ends the shared runtime and checks its stderr and exit code, so this test must be the last one."""
     assert runtime.close() == b""
     assert runtime.process.wait(10) == 0
     assert runtime.process.stderr is not None

@@ -46,7 +46,7 @@ async def runtime(
     upstream: FakeApi,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Any:
-    """Has its own home, in which Bo has an ability and its credentials."""
+    """A runtime with its own home, in which the user bo has an ability and its credentials."""
     home: Path = tmp_path_factory.mktemp("home")
     async with await Store.open(Settings(home=str(home))) as store:
         vault = await Vault.open(store, home, {})

@@ -1,4 +1,4 @@
-"""The former module of step kinds."""
+"""Imports from the module in which step kinds were before still work."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def upstream() -> Iterator[CountingApi]:
 
 
 def five_steps(upstream: CountingApi) -> dict[str, Any]:
-    """`a`, `b`, `held` and `d` in a chain, and `beside` in parallel."""
+    """Returns a flow with the steps `a`, `b`, `held` and `d` in a chain, and `beside` parallel to them."""
     nodes = [node(id, "http.get", **upstream.step(id)) for id in ("a", "b", "held", "d", "beside")]
     nodes.append(node("end", "finish", outputs=["$step.a.body.count", "$step.d.body.count"]))
     return flow(nodes, [*chain("a", "b", "held", "d", "end"), edge("beside", "end")])
@@ -221,7 +221,7 @@ def test_run_without_a_journal_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_flows_run_without_a_writable_home() -> None:
-    # A store is impossible here even for root, who may write anywhere.
+    # Nobody can create files in /proc, not even root, who may write in every other folder.
     with running_runtime(HUTCH_HOME="/proc/home") as runtime:
         assert run_stored(runtime, flow([node("w", "wait", seconds=0)]), "r").status == "completed"
         assert runtime.close() == b""
@@ -293,7 +293,7 @@ def test_open_approvals_are_stored_and_survive_a_restart(tmp_path: Path) -> None
                 [each.kind for each in approvals_and_events(tmp_path)[1] if each.subject == "b"] == expected
             )
         )
-        # Other events have no subject.
+        # Only events of the steps that ask for approvals have a subject.
         assert {each.subject for each in approvals_and_events(tmp_path)[1]} == {None, "a", "b"}
         other.result("Approve", run_id="r", step_id="b", approved=True)
         assert other.ended("r").status == "completed"

@@ -327,7 +327,7 @@ async def test_files_are_refused_without_a_folder(harness: FlowHarness) -> None:
 
 
 class MemoryJournal:
-    """A journal in memory whose writes can be delayed."""
+    """A journal in memory. Tests can delay its writes."""
 
     def __init__(self) -> None:
         self.results: dict[str, StepResult] = {}

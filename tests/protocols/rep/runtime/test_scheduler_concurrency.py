@@ -19,7 +19,8 @@ async def test_slot_of_a_step_cancelled_before_its_first_turn_is_released() -> N
     steps = parse_flow(flow([node("a", "hold"), node("b", "hold")]))
     running = asyncio.create_task(FlowRun(steps, {}, harness.registry, context, slots=slots).run())
     await harness.until_running("a")
-    # In the same iteration of the event loop, `a` ends and its slot is given to `b`, whose task never starts.
+    # Let `a` end and cancel the flow in the same iteration of the event loop. Then `b` gets the slot of `a`,
+    # but its task never starts.
     harness.release_event("a").set()
     running.cancel()
     await asyncio.wait((running,))

@@ -22,7 +22,7 @@ from hutch.store.tables.journal import JournalEntry
 
 
 async def running(store: Store, events: int) -> FlowRunRow:
-    """Stores a run of this process with this many events."""
+    """Stores a run that this process executes, with this many events. Returns its row."""
     row = make_flow_run()
     await store.journal.add(row)
     claimed = await store.journal.claim(row, "me", now())

@@ -169,7 +169,7 @@ async def test_same_run_id_returns_the_same_run(
 
 
 async def test_run_id_beyond_ascii_is_refused(ann: FlowClient) -> None:
-    """It would not fit into the headers of the response."""
+    """Ids of runs must be ASCII, because they are sent in headers of responses."""
     await ann.post("/flows", WAIT)
     refused = await ann.post("/flows/short/runs", {"run_id": "☃"})
     message = "run_id: expected 1 to 200 printable ASCII characters, without /"
@@ -300,7 +300,7 @@ async def test_run_shows_inputs_and_outputs_of_its_finished_steps(
     page = await ann.get_json(f"/runs/{rid}/steps?limit=1&offset=1")
     assert page == {"run_id": rid, "steps": [ended["steps"][1]], "steps_total": 3}
     assert_error(await bo.get(f"/runs/{rid}/steps"), 404, "NOT_FOUND")
-    # A repeated step is listed once.
+    # After a retry, each repeated step is listed only once.
     await ann.post(f"/runs/{rid}/retry", {"from": "v3"})
     again = await ann.wait_for_end(rid)
     assert [step["output"]["body"]["count"] for step in again["steps"]] == [1, 1, 2]

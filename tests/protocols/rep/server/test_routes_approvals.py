@@ -44,7 +44,7 @@ async def test_step_waits_until_it_is_approved(ann: FlowClient, rid: str) -> Non
     assert_error(await ann.post(f"/runs/{rid}/approvals/other", {"approved": True}), 409, "CONFLICT")
     for wrong in ({}, {"approved": "yes"}, {"approved": True, "more": 1}, {"approved": True, "by": ""}):
         assert_error(await ann.post(f"/runs/{rid}/approvals/ask", wrong), 400, "INVALID_REQUEST")
-    # Users can approve only under their own names.
+    # The name in `by` is ignored, because users can approve only under their own names.
     response = await ann.post(f"/runs/{rid}/approvals/ask", {"approved": True, "by": "the boss"})
     assert response.json() == {"ok": True, "run_id": rid, "step_id": "ask", "approved": True}
     await wait_for_approvals(ann, rid, "sub/deep")
@@ -66,7 +66,7 @@ async def test_approvals_are_paged_and_counted(ann: FlowClient, rid: str) -> Non
     rest = await ann.get_json(f"/runs/{rid}/approvals?limit=50&offset=100")
     assert ([each["step_id"] for each in rest["approvals"]], rest["approvals_total"]) == (names[100:], 130)
     assert_error(await ann.get(f"/runs/{rid}/approvals?limit=0"), 400, "INVALID_REQUEST")
-    # A step beyond the first page can be approved as well.
+    # A step that is not on the first page can be approved, too.
     assert (await ann.post(f"/runs/{rid}/approvals/s129", {"approved": True})).status_code == 200
     async with asyncio.timeout(TIMEOUT_SECONDS):
         while (await ann.get_json(f"/runs/{rid}/approvals"))["approvals_total"] != 129:  # noqa: ASYNC110

@@ -32,7 +32,7 @@ def test_run_only_waits_if_every_running_step_asks() -> None:
 
 
 def test_thousands_of_questions_are_examined_in_time() -> None:
-    """The server looks at every run every few seconds, on its event loop."""
+    """The server examines every run every few seconds on its event loop, so this must not take long."""
     count = 10_000
     run = observer(*["approve"] * count)
     for number in range(count):

@@ -1,4 +1,4 @@
-"""Supervision of runs: parking, tampered runs, lost runtimes. In this process, with short intervals."""
+"""Supervision of runs in this process, with short intervals: parked runs, tampered runs, lost runtimes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from hutch.vault.flow_keys import open_store
 
 
 class SupervisorHarness:
-    """The supervisor of a server, without the HTTP server."""
+    """The supervisor of flow runs alone, without an HTTP server."""
 
     def __init__(self, supervisor: FlowSupervisor, store: Store) -> None:
         self.supervisor = supervisor
@@ -56,7 +56,7 @@ class SupervisorHarness:
         return found
 
     async def is_parked(self) -> bool:
-        """Returns True if the run asks for approvals although no process executes it."""
+        """Returns True if the run is parked: it asks for approvals, but no process executes it."""
         run = await self.head()
         return not lease.is_held(run) and bool(await self.supervisor.questions(run))
 
@@ -95,8 +95,8 @@ async def harness(
             await supervisor.close()
 
 
-# The supervisor uses databases only through the store, whose tests run on both kinds. So only the tests of
-# parked runs and lost runtimes run on both kinds here.
+# The tests of the store run on SQLite and PostgreSQL, and the supervisor uses databases only through the
+# store. So most tests here run only on SQLite. Those of parked runs and lost runtimes run on both.
 on_sqlite = pytest.mark.parametrize("store_settings", ["sqlite"], indirect=True)
 
 ASKS = flow(
@@ -112,11 +112,11 @@ async def test_run_that_only_waits_is_parked_and_resumed_by_the_approval(
 
     await harness.wait_until(harness.is_parked)
     assert [each["step_id"] for each in await harness.supervisor.questions(run)] == ["a", "b"]
-    # The only slot is free again.
+    # The parked run has freed the only slot, so another run can start.
     await harness.start_run(flow([node("w", "wait", seconds=0)]), "other")
     assert (await harness.ended("other")).status == "completed"
     await asyncio.to_thread(wait_until, lambda: not runtime_pids(os.getpid()))
-    # The end of the runtime is not the end of the steps that wait.
+    # The steps still wait after their runtime has ended.
     assert await harness.store.journal.waiting_steps(["r"]) == {"r": ["a", "b"]}
     with pytest.raises(NotWaiting):
         await harness.supervisor.approve(await harness.head(), "e", ApprovalDecision(True))
@@ -150,7 +150,7 @@ async def test_run_resumed_while_its_supervision_ends_is_supervised_again_withou
         else:
             resumed.set()
 
-    # Not started: no sweep.
+    # This supervisor is not started, so it does not look for runs by itself.
     supervisor = FlowSupervisor(store_settings, existing_store)
     monkeypatch.setattr(supervisor, "_run_to_end", run_to_end)
     await SupervisorHarness(supervisor, store).start_run(flow([node("w", "wait", seconds=0)]))
@@ -216,12 +216,12 @@ async def execute_sql(harness: SupervisorHarness, sql: str, **values: Any) -> No
 
 
 def count_failures(caplog: pytest.LogCaptureFixture, run_id: str = "r") -> int:
-    """Returns how often the log reports that the run cannot be resumed."""
+    """Counts the log messages that say that the run cannot be resumed."""
     return caplog.text.count(f"run {run_id} cannot be resumed")
 
 
 async def store_tampered_run(harness: SupervisorHarness, caplog: pytest.LogCaptureFixture) -> str:
-    """Stores a run whose inputs cannot be decrypted, waits for the log message, and returns the original
+    """Stores a run whose inputs cannot be decrypted, and waits until the log reports it. Returns the original
     inputs.
     """
     row = msgspec.structs.replace(a_row(flow([node("w", "wait", seconds=0)])), holder=lease.this_holder())

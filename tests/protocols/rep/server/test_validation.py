@@ -1,4 +1,6 @@
-"""Validation in threads: one turn per owner, a time limit, and a stop."""
+"""Validation of flows in threads: owners take turns, and a validation ends at its time limit or when it is
+stopped.
+"""
 
 from __future__ import annotations
 

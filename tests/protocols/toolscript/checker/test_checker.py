@@ -125,7 +125,7 @@ async def test_errors_of_a_rewritten_script_have_original_positions(native: Chec
 
 
 async def test_deno_reports_the_same_problems_as_the_compiler(native: Checker, deno_only: Checker) -> None:
-    """One script for all forms, because Deno takes seconds for each."""
+    """Checks all kinds of problems in one script, because Deno takes seconds for each script."""
     script = """
         import compiler from "./tsconfig.json" with { type: "json" };
         import deno from "./deno.json" with { type: "json" };
@@ -224,7 +224,7 @@ async def test_messages_contain_no_host_paths(native: Checker) -> None:
         await find_problems(native, script, files={"x.ts": "const x = 1;", "y.json": "{"})
     )
     assert """Module '"toolscript"' has no exported member 'z'""" in shown
-    # Nor paths of the compiler's virtual file system.
+    # The messages contain no paths of the compiler's virtual file system.
     assert not [word for word in shown.split() if word.strip("'\"").startswith("/")]
 
 
@@ -244,7 +244,7 @@ async def test_long_lines_and_many_errors_are_cut(native: Checker) -> None:
 async def test_mark_is_aligned_after_wide_characters(native: Checker) -> None:
     [found] = await find_problems(native, '/* 漢字 😀 e\u0301 */ const n: number = "x";')
     _, _, source, mark = str(found).split("\n")
-    # On a terminal, three of the characters take two columns, and one takes none.
+    # On a terminal, three characters of the line take two columns each, and one takes none.
     assert mark.index("^") == source.index("n: number") + 3 - 1
 
 
@@ -410,7 +410,7 @@ async def test_slow_check_times_out_and_leaves_no_process(where: Callable[[], ja
         [found] = await find_problems(checker, SLOW * 2 + "return 1;")
         assert found.message == "The script cannot be checked: the check takes longer than 0.3 s."
         assert _processes() == before
-        # On a busy machine, 0.3 s may not be enough for the first check of a new process.
+        # Try several times: on a busy machine, 0.3 s may be too short for the first check of a process.
         attempts = [await find_problems(checker, f"return {number};") for number in range(5)]
         assert [] in attempts
         assert _processes() > before
@@ -418,7 +418,7 @@ async def test_slow_check_times_out_and_leaves_no_process(where: Callable[[], ja
 
 
 async def _kill_busy(checks: asyncio.Task[list[ScriptProblem]], times: int) -> list[ScriptProblem]:
-    """Kills busy compiler processes, one after the other."""
+    """Kills the first `times` compiler processes that are busy. Returns the problems that are found."""
     while not checks.done():
         for pid in _processes():
             if times > 0 and _busy(pid):

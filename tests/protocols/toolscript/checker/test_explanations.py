@@ -1,4 +1,4 @@
-"""Explanations of type errors: what the author can write instead."""
+"""Explanations that are added to type errors and say what the author can write instead."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ export declare namespace tools.shop {
 
 
 async def test_compiler_messages_are_explained() -> None:
-    """One compiler for all cases: its messages are what the explanations recognise."""
+    """Uses the real compiler, because the explanations recognise its messages."""
     cases = {
         "tools.gitlab": (GATEWAY, ": tools has github, files."),
         "tools.github__create_issue": (GATEWAY, "Did you mean tools.github.createIssue?"),

@@ -8,7 +8,7 @@ from tests.support.stalls import LoopStalls, repeat_on_stall
 
 from hutch.protocols.toolscript.checker.checker import Checker
 
-# Every line is correct JavaScript that TypeScript refuses.
+# Correct JavaScript. The strict check of TypeScript refuses every line.
 CORRECT = """\
 try { await tools.github.search({ text: "x" }); } catch (e) { console.log(e.message, e.code); }
 const found = await tools.github.search({ text: "y" });
@@ -44,7 +44,7 @@ const seen = new Set();
 await tools.github.search({ text: [...seen][0] });
 return { o, totals, out, page };
 """
-# Lines and codes of the mistakes that are found in any case.
+# Mistakes that the lenient check finds, too.
 WRONG = """\
 await tools.github.createIssue({ titel: "x" });
 await tools.github.createIssue({});
@@ -81,7 +81,7 @@ async def test_wrong_use_of_tools_and_certain_mistakes_are_found(native: Checker
 
 
 async def test_deno_is_lenient_about_the_same(deno_only: Checker) -> None:
-    """One script for both, because Deno takes seconds for each."""
+    """Checks the wrong and the correct lines in one script, because Deno takes seconds for each script."""
     found = await find_problems(deno_only, f"{WRONG}{{\n{CORRECT}}}")
     assert [problem.line for problem in found] == WRONG_LINES
 

@@ -1,4 +1,4 @@
-"""Preparation of scripts: outlines of both backends, rewriting, and the result in Deno."""
+"""Preparation of scripts: outlines that both backends make, rewriting, and the rewritten scripts in Deno."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ RETURNS = {
 
 
 async def test_top_level_returns_are_found(checker: Checker) -> None:
-    """Runs all cases at once, because Deno is slow to start."""
+    """Outlines all cases in one call, because Deno is slow to start."""
     files = {f"script{number}.ts": text for number, text in enumerate(RETURNS)}
     found = await checker.outlines(files)
     wrong = [files[name] for name, each in found.items() if bool(each.returns) != RETURNS[files[name]]]
@@ -140,7 +140,7 @@ async def test_large_script_is_parsed(native: Checker) -> None:
 def run(
     folder: Path, source: PreparedScript, files: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a script that returns, and prints its result."""
+    """Runs a prepared script in Deno, which prints the value that the script returns."""
     for name, text in {"script.ts": source.text, "main.ts": RUN, **(files or {})}.items():
         (folder / name).write_text(text)
     return subprocess.run(

@@ -52,7 +52,7 @@ def package() -> str:
 
 
 def pin(monkeypatch: pytest.MonkeyPatch, served: registry.Registry) -> None:
-    """Makes the fake package the pinned one."""
+    """Replaces the pinned digest of the compiler's package by that of the fake package."""
     tarball = served.tarball(package(), COMPILER_VERSION)
     assert tarball is not None
     pinned = (package(), registry.integrity(tarball))

@@ -98,7 +98,8 @@ async def test_compiler_accepts_valid_and_rejects_invalid_uses_of_all_forms(deno
         "none.d.ts": declarations(Catalog()),
     }
     files = [deno.write(name, text) for name, text in forms.items()]
-    # Every `@ts-expect-error` must match an error, or the compiler reports it.
+    # The check succeeds only if every line of WRONG is an error, because the compiler reports
+    # `@ts-expect-error` comments without one.
     wrong = "\n".join(f"// @ts-expect-error {what}\n{use}" for what, use in WRONG.items())
     for name in [*forms][:3]:
         source = f'import {{ ToolError, tools }} from "./{name}";\n{RIGHT}\n{wrong}\n'

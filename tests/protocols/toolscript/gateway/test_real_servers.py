@@ -20,7 +20,7 @@ from hutch.settings import Settings
 
 
 class ConnectedServers(McpServers):
-    """Adds the attributes that the fake tool source has."""
+    """Real MCP servers, with the attribute of the fake tool source that the harness uses."""
 
     released = asyncio.Event()
 

@@ -1,5 +1,5 @@
-"""Approvals of suspended runs when servers die or share a store. Each server is a `StoredApprovals`, whose
-`close` writes nothing, so closing it simulates a kill.
+"""Approvals of suspended runs when servers die or share a store. Each server here is a `StoredApprovals`. Its
+`close` writes nothing, so a test closes it to simulate a killed server.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Server:
         return [approval.id for approval in self.approvals.pending()]
 
     async def asked(self) -> list[str]:
-        """Returns the open questions after a synchronization, which may withdraw some."""
+        """Synchronizes with the store, which may add or withdraw questions. Returns the open questions."""
         await self.stored.synchronize()
         await self.let_tasks_run()
         return self.questions
@@ -117,7 +117,7 @@ async def test_call_of_a_dead_server_is_not_made_again(
     assert (decision, by) == ("allow", "Bo")
     assert abs(datetime.fromisoformat(at).timestamp() - time.time()) < 60
     assert digest == hashlib.sha256(b'{"amount":1}').hexdigest()
-    # As long as the first server may be alive, the other one does nothing.
+    # The second server does nothing as long as the first one may be alive.
     assert await second.asked() == []
     assert await first.runs.result(run_id, "default") is None
     await end_hold(h)

@@ -35,7 +35,7 @@ REQUEST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n!"
 
 
 class AsgiGateway:
-    """Handles requests from a jail with an ASGI application."""
+    """Gateway that passes requests from a jail to an ASGI application."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -79,7 +79,7 @@ class AsgiGateway:
 
 @contextlib.asynccontextmanager
 async def jail_port(gateway: Any, run_id: str = "a run") -> AsyncIterator[int]:
-    """Yields the port at which a script would find the gateway."""
+    """Starts the listener of a jail. Yields its port, at which a script would find the gateway."""
     listener = socket.create_server(("127.0.0.1", 0))
     jail = JailListener(listener, gateway)
     jail.run_id = run_id
@@ -90,7 +90,7 @@ async def jail_port(gateway: Any, run_id: str = "a run") -> AsyncIterator[int]:
 
 
 async def is_closed(reader: asyncio.StreamReader) -> bool:
-    """Returns whether the connection is closed without further data."""
+    """Returns whether the peer closes the connection without sending more data."""
     async with asyncio.timeout(SECONDS):
         with contextlib.suppress(ConnectionError):
             return await reader.read() == b""
@@ -103,7 +103,9 @@ Front = Callable[[], contextlib.AbstractAsyncContextManager[int]]
 
 @contextlib.asynccontextmanager
 async def uvicorn_port() -> AsyncIterator[int]:
-    """Serves with uvicorn, as `hutch serve` does, for a client that sends the id of its run."""
+    """Serves with uvicorn, as `hutch serve` does, and adds the header with the id of the run to requests.
+    Yields the port.
+    """
 
     async def with_run_id(scope: Scope, receive: Receive, send: Send) -> None:
         await ECHO({**scope, "headers": [*scope["headers"], (b"x-hutch-run", b"a run")]}, receive, send)
@@ -123,7 +125,7 @@ def front(request: pytest.FixtureRequest) -> Front:
 
 
 async def exchange(port: int, data: bytes) -> bytes:
-    """Returns everything received until the connection is closed."""
+    """Sends data. Returns everything that is received until the peer closes the connection."""
     async with open_connection(port) as (reader, writer), asyncio.timeout(SECONDS):
         writer.write(data)
         return await reader.read()
@@ -285,7 +287,7 @@ async def test_connections_above_the_limit_wait(monkeypatch: pytest.MonkeyPatch)
             writer.write(REQUEST)
         for reader, _ in kept[:2]:
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-        # The accepted connections are served again before any of the others.
+        # A connection that was accepted before is served again before any of the waiting connections.
         kept[0][1].write(REQUEST)
         while (await kept[0][0].readline()) != b"":
             if len(asked) == 3:
@@ -395,7 +397,7 @@ async def test_open_requests_of_a_jail_share_a_byte_limit(
 
 @contextlib.asynccontextmanager
 async def remote_gateway(port: int) -> AsyncIterator[int]:
-    """Yields the port at which a script finds a remote gateway."""
+    """Yields the port at which a script would find the remote gateway."""
     gateway = RemoteGateway(f"http://127.0.0.1:{port}", None)
     try:
         async with jail_port(gateway) as near:

@@ -16,7 +16,9 @@ from hutch.protocols.rep.ir.source.manifest import load_manifest, schema_hash
 
 
 def write(folder: Path, *documents: dict[str, Any], **changes: Any) -> Path:
-    """Writes a manifest of these flows; `changes` apply to every entry, and ... deletes a field."""
+    """Writes these flows and their manifest. `changes` sets fields of every entry. The value `...` deletes a
+    field.
+    """
     (folder / "flows").mkdir()
     entries = []
     for value in documents:
@@ -50,7 +52,7 @@ def test_flows_are_found_by_name_beside_the_manifest(tmp_path: Path) -> None:
 
 
 def test_schema_hash_is_that_of_the_canonical_json() -> None:
-    # sha256sum of {"a":{"type":"string"},"é":{"type":"int"}} in UTF-8.
+    # Made with `sha256sum` from {"a":{"type":"string"},"é":{"type":"int"}} in UTF-8.
     expected = "d06cbf9bb9bfcfba382661f0ce7241f2f81092d1e9def5a89d920110d020a25a"
     assert schema_hash({"é": {"type": "int"}, "a": {"type": "string"}}) == f"sha256:{expected}"
 

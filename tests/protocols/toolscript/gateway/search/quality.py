@@ -1,8 +1,9 @@
 """Measures the quality of the tool search with queries for the tools of published MCP servers.
 
-`queries.json` contains the names and arguments of the tools, with descriptions written for this test.
-The weights of the search were tuned with half of the queries ("tuning"). The list of synonyms was written
-after all queries, so the figures of the other half ("kept") are better than for queries of other people.
+`queries.json` contains the names and arguments of the tools, with descriptions written for this test. The
+weights of the search were tuned with half of the queries ("tuning"). The other half is not used for tuning
+("kept"). But the list of synonyms was written after all queries, so the figures for that half are better than
+for queries of other people.
 """
 
 from __future__ import annotations
