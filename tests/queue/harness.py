@@ -25,7 +25,7 @@ LEASE_SECONDS = 1.0
 
 
 class FakeHandler:
-    """Records the starts of runs. `behaviour` decides how they end."""
+    """Handler of the kind `fake`. Records the attempts that it starts. `behaviour` decides how they end."""
 
     kind = "fake"
     protocol = "execbox"
@@ -52,7 +52,7 @@ class FakeHandler:
 
 
 class FakeKernel:
-    """Records the runs that never reached the kernel."""
+    """Fake kernel that records the error codes of runs that were never started."""
 
     def __init__(self) -> None:
         self.records: dict[str, str] = {}

@@ -237,7 +237,7 @@ async def test_timeout_inside_of_a_run_is_a_failure_of_the_run(harness: QueueHar
 
 
 async def hold(store: Store, *, effects: bool = False, lease_ms: int = 20) -> tuple[str, int]:
-    """Takes the only queued run like a server that dies then. Returns the run and its generation."""
+    """Takes the only queued run and does not end it, like a dying server. Returns its id and generation."""
     (owner,) = await store.queued_runs.waiting_owners()
     (taken,) = await store.queued_runs.take({owner: 1}, "a dead server", lease_ms)
     if effects:
@@ -251,7 +251,7 @@ async def test_run_of_a_dead_server_is_executed_by_another(harness: QueueHarness
     await harness.queue.start()
     row = await harness.until(run_id, "ended")
     assert (row.outcome, row.attempts) == ("ok", 2)
-    # The server comes back with a result of its generation.
+    # The server that seemed dead comes back with a result of the old generation.
     late = EndOfRun(outcome="ok", result=b'"late"')
     assert not await store.queued_runs.end(run_id, generation, late)
     assert not await store.queued_runs.mark_effects(run_id, generation)
@@ -368,7 +368,7 @@ async def test_clocks_of_servers_do_not_matter(
             row = await harness.until(accepted.run_id, "ended")
             assert row.ended_at is not None
             assert row.ended_at < real() * 1000 + 60_000
-            # The lease of the other server has not expired.
+            # The run was not taken over: by the database's clock, the lease has not expired.
             assert (await harness.row(run_id)).generation == generation
 
 
@@ -482,7 +482,8 @@ async def test_another_server_is_told_about_a_run(
             QueueHarness(store) as executing,
         ):
             await executing.queue.start()
-            first = await executing.add()  # until it has ended, the server listens
+            # When this run has ended, the server certainly listens for notifications.
+            first = await executing.add()
             await executing.until(first.run_id, "ended")
             accepted = await accepting.add()
             await accepting.until(accepted.run_id, "ended")

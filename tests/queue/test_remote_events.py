@@ -1,4 +1,4 @@
-"""Two servers with one PostgreSQL: a client follows, at one server, a run that the other one executes."""
+"""Two servers with one PostgreSQL: a client follows a run at one while the other executes it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_events_arrive_live_and_cancel_works_at_another_server(environment
                 kinds = [event["type"] for event in reader.seen]
                 assert kinds == ["queued", "started", "log", "tool_call_started", "tool_call_ended", "log"]
                 assert reader.ids == [1, 2, 3, 4, 5, 6]
-                # A client that connects again gets only the events that it lacks.
+                # A client that reconnects gets only the events after the last one that it has received.
                 async with followed(other, run_id, **{"Last-Event-ID": "5"}) as again:
                     await again.until("log", line="second")
                     assert again.ids == [6]
@@ -92,7 +92,7 @@ async def test_events_arrive_live_and_cancel_works_at_another_server(environment
 
 
 async def test_events_of_a_restarted_run_continue_at_another_server(environment: dict[str, str]) -> None:
-    """The server that executes the run is killed. The client stays connected at another one."""
+    """The server that executes the run is killed. The client stays connected to another server."""
     places = {"HUTCH_MAX_ASYNC_RUNS": "1"}
     with running_server(**environment) as killed:
         run_id = await add(killed, f"console.log('here'); {WAIT}")

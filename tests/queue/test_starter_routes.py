@@ -58,7 +58,7 @@ async def test_dead_letter_is_listed_retried_and_removed(client: httpx2.AsyncCli
 
 
 async def test_deliveries_are_listed_with_statuses_and_sent_again(client: httpx2.AsyncClient) -> None:
-    # The server itself is the target: it has no such page.
+    # Deliveries fail with 404, because the target is a page of the server that does not exist.
     url = f"{str(client.base_url).rstrip('/')}/no-such-page"
     run_id = (await add(client, webhook=url)).json()["runId"]
 
@@ -122,7 +122,7 @@ async def test_trigger_starts_a_run_for_a_signed_request(client: httpx2.AsyncCli
         accepted = await github.post(url, content=payload, headers=headers)
         assert accepted.status_code == 202, accepted.text
         repeated = await github.post(url, content=payload, headers=headers)
-        assert repeated.json() == accepted.json()  # one run for a delivery that is repeated
+        assert repeated.json() == accepted.json()  # a repeated delivery does not start a second run
         forged = await github.post(url, content=payload + b" ", headers=headers)
         assert forged.status_code == 401
         assert (await github.post("/hooks/guess", content=payload, headers=headers)).status_code == 404
@@ -136,7 +136,7 @@ async def test_trigger_starts_a_run_for_a_signed_request(client: httpx2.AsyncCli
         await client.patch("/triggers/push", json={"paused": True})
         assert (await github.post(url, content=payload, headers=headers)).status_code == 404
     assert (await client.delete("/triggers/push")).status_code == 200
-    # Whoever knows the URL cannot replace the inputs of the trigger itself.
+    # A request to the URL cannot replace the inputs that are set in the trigger.
     fixed = {"name": "fixed", "script": "on-push", "inputs": {"repo": "mine"}}
     added = (await client.post("/triggers", json=fixed)).json()
     accepted = await client.post(added["url"], json={"event": "push", "repo": "other"})
@@ -144,7 +144,8 @@ async def test_trigger_starts_a_run_for_a_signed_request(client: httpx2.AsyncCli
 
 
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
-# Made when the test runs, because every test process collects all tests.
+# Functions that make the bodies, because every test process collects all tests and would otherwise make them,
+# too.
 HOSTILE_BODIES: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "values": (lambda: b"[" + b"[]," * 3_000_000 + b"1]", JSON, "values"),
     "levels": (lambda: b"[" * 100_000, JSON, "nested"),
@@ -160,7 +161,9 @@ HOSTILE_BODIES: dict[str, tuple[Callable[[], bytes], str, str]] = {
 async def test_hostile_request_to_a_trigger_is_refused_without_a_stall(
     client: httpx2.AsyncClient, server: ServeProcess, body: Callable[[], bytes], kind: str, problem: str
 ) -> None:
-    """The first of these bodies took a second to decode, and the last one became 800 MB of inputs."""
+    """Without limits, the first of these bodies took a second to decode, and the last one became 800 MB of
+    inputs.
+    """
     await client.put("/scripts/open", json={"code": "return 1", "engine": "quickjs"})
     mapping = {f"copy{number}": "body" for number in range(100)}
     added = await client.post("/triggers", json={"name": "open", "script": "open", "map": mapping})
@@ -191,7 +194,8 @@ async def test_users_manage_only_what_belongs_to_them(
         assert (await ann.get("/schedules")).json() == {"schedules": []}
         assert (await ann.delete("/schedules/own")).status_code == 404
         assert (await ann.get("/queue")).json()["runs"] == []
-        # This key is not for toolscripts: it can neither save one, nor replace or remove that of another key.
+        # The key of this client has no scope for toolscripts. So it can neither save one, nor replace or
+        # remove one that another key has saved.
         other = hutch("key", "add", "ann", "--scope", "toolscript", env=env).stdout.split()[-1].strip()
         authorized = {"Authorization": f"Bearer {other}"}
         saved = await ann.put("/scripts/mine", json={"code": "return 1"}, headers=authorized)
@@ -206,8 +210,8 @@ async def test_users_manage_only_what_belongs_to_them(
         assert [response.status_code for response in refused] == [403] * 4
         assert (await ann.get("/scripts/mine")).json()["code"] == "return 1"
         assert (await ann.put("/scripts/own", json=quickjs)).status_code == 200
-        # The operator sees the schedules of all users, and changes one of them by its id. By its name, the
-        # operator's own schedule is meant.
+        # The operator sees the schedules of all users and can change each by its id. A name refers to the
+        # operator's own schedule.
         assert (await ann.post("/schedules", json={**body, "script": "own"})).status_code == 201
         (added,) = (await ann.get("/schedules")).json()["schedules"]
         paused = await client.patch(f"/schedules/{added['id']}", json={"paused": True})
@@ -250,7 +254,7 @@ async def test_key_without_the_scope_of_the_target_cannot_change_schedules_and_t
                 assert await send(scope, "DELETE", named) == 403
             assert await send("execbox", "PATCH", named, {"paused": True}) == 200
         assert await send("execbox", "DELETE", "/schedules/hers") == 200
-        # Without its script, a trigger does nothing, so every key of the user may remove it.
+        # Every key of the user may remove the trigger, because it does nothing since its script was removed.
         assert await send("execbox", "DELETE", "/scripts/hers") == 200
         assert await send("rep", "DELETE", "/triggers/hers") == 200
 

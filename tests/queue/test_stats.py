@@ -62,7 +62,7 @@ async def test_counting_is_bounded_and_cached(store: Store, monkeypatch: pytest.
 
 
 async def test_counting_reads_no_other_rows(store: Store) -> None:
-    """The plan uses the indexes of the states, so ended runs and delivered messages cost nothing."""
+    """The queries use the indexes on states, so they do not read ended runs and delivered messages."""
     explain = "EXPLAIN" if "Postgres" in type(store._database).__name__ else "EXPLAIN QUERY PLAN"
     if explain == "EXPLAIN":
         await store._database.read("SELECT set_config('enable_seqscan', 'off', false)")
@@ -78,7 +78,7 @@ async def test_counting_reads_no_other_rows(store: Store) -> None:
     assert await monitor.stats() is not None
     read = [line for line in plans if "queued_runs" in line or "webhook_deliveries" in line]
     assert len(read) >= 6
-    # PostgreSQL names the index of a bitmap scan in the line below.
+    # For a bitmap scan, PostgreSQL names the index only in the next line of the plan.
     by_index = ("index", "bitmap heap scan")
     assert [line for line in read if not any(word in line.lower() for word in by_index)] == []
 

@@ -23,26 +23,28 @@ def following(cron: str, zone: str, after: str, count: int) -> list[str]:
 @pytest.mark.parametrize(
     ("cron", "after", "expected"),
     [
-        # Clocks go from 02:00 to 03:00 on 2027-03-28, so 02:30 does not exist: it comes at 03:00.
+        # Clocks go from 02:00 to 03:00 on 2027-03-28, so 02:30 does not exist. Its tick is at 03:00.
         (
             "30 2 * * *",
             "2027-03-27T12:00+01:00",
             ["2027-03-28T01:00", "2027-03-29T00:30", "2027-03-30T00:30"],
         ),
-        # Clocks go back from 03:00 to 02:00 on 2027-10-31, so 02:30 occurs twice: it comes once.
+        # Clocks go back from 03:00 to 02:00 on 2027-10-31, so 02:30 occurs twice. There is a tick only at the
+        # first one.
         (
             "30 2 * * *",
             "2027-10-30T12:00+02:00",
             ["2027-10-31T00:30", "2027-11-01T01:30", "2027-11-02T01:30"],
         ),
-        # Every half hour is every half hour.
+        # `*/30` ticks every half hour of real time, also while clocks change.
         (
             "*/30 * * * *",
             "2027-10-31T01:45+02:00",
             ["2027-10-31T00:00", "2027-10-31T00:30", "2027-10-31T01:00", "2027-10-31T01:30"],
         ),
         ("*/30 * * * *", "2027-03-28T01:45+01:00", ["2027-03-28T01:00", "2027-03-28T01:30"]),
-        # A working day at nine, in winter and in summer.
+        # Ticks at nine on working days: 07:00 UTC in summer, although the change of clocks is between them
+        # and `after`.
         ("0 9 * * 1-5", "2027-03-26T12:00+01:00", ["2027-03-29T07:00", "2027-03-30T07:00"]),
     ],
 )
@@ -51,7 +53,7 @@ def test_ticks_around_a_change_of_clocks(cron: str, after: str, expected: list[s
 
 
 def test_clocks_may_change_by_half_an_hour() -> None:
-    # Clocks go from 02:00 to 02:30 on 2027-10-03, so 02:15 does not exist: it comes at 02:30.
+    # Clocks go from 02:00 to 02:30 on 2027-10-03, so 02:15 does not exist. Its tick is at 02:30.
     expected = ["2027-10-02T15:30", "2027-10-03T15:15"]
     assert following("15 2 * * *", "Australia/Lord_Howe", "2027-10-02T12:00+10:30", 2) == expected
 

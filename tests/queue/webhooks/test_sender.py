@@ -29,7 +29,7 @@ class Received(NamedTuple):
 
 
 class Target:
-    """HTTP server that answers each request with the next of `answers`, or the last one."""
+    """HTTP server that answers each request with the next of `answers`, and repeats the last one."""
 
     def __init__(self, *answers: str) -> None:
         self.answers = list(answers) or ["200 OK"]
@@ -45,7 +45,7 @@ class Target:
             body = await reader.readexactly(int(headers["content-length"]))
             self.received.append(Received(headers, body))
             if self.is_slow:
-                await reader.read(1)  # until the client gives up
+                await reader.read(1)  # wait until the client gives up
             status = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
             writer.write(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
             await writer.drain()
@@ -126,7 +126,7 @@ async def test_message_can_be_sent_again(harness: QueueHarness) -> None:
     async with listening(Target("410 Gone", "200 OK")) as target:
         await harness.add(webhook=Webhook(target.url))
         row = await until(harness, is_over)
-        assert (row.state, row.attempts) == ("failed", 1)  # the target wants no further messages
+        assert (row.state, row.attempts) == ("failed", 1)  # 410 means that the target wants no more messages
         assert await harness.queue.send_again(row.id)
         row = await until(harness, lambda row: row.state == "delivered")
         assert [attempt.status for attempt in row.attempt_list] == [410, 200]
@@ -186,7 +186,7 @@ async def test_slow_target_is_cut_off_and_delays_no_other_owner(
         single = await harness.add("quick", webhook=Webhook(quick.url))
         row = await until(harness, is_over, single.run_id)
         assert row.state == "delivered"
-        assert len(slow.received) <= 2 * 13  # four fifths of all places
+        assert len(slow.received) <= 2 * 13  # a slow target gets at most four fifths of all places
         row = await until(harness, lambda row: row.attempts == 1, blocked[0].run_id)
         assert "There was no answer within 0.5 s" in str(row.attempt_list[0].error)
 
@@ -198,7 +198,7 @@ async def test_private_target_is_refused_when_it_is_connected_to(store: Store) -
         with pytest.raises(InvalidInput, match="secret"):
             harness.queue.targets.check(Webhook("https://example.com/hook", "whsec_c2hvcnQ="))
         await harness.queue.start()
-        # A name can only be checked with its addresses.
+        # A name is accepted here, because it can be checked only when its addresses are known.
         await harness.add(webhook=Webhook("https://localhost:44444/hook"))
         row = await until(harness, lambda row: row.attempts > 0)
         assert "localhost resolves to" in str(row.attempt_list[0].error)
