@@ -54,7 +54,7 @@ class FakeRunner(Runner):
 
 
 class PoolHarness:
-    """A pool of fake runners that records its launches."""
+    """A pool that launches fake runners and records the launches."""
 
     def __init__(self, **settings: object) -> None:
         self.launched: list[FakeRunner] = []
@@ -66,7 +66,7 @@ class PoolHarness:
         self.launch_allowed.set()
         defaults: dict[str, object] = {
             "max_processes": 4,
-            # Any owner may have all processes, unless a test is about shares.
+            # An owner may have all processes. Tests about shares set another limit.
             "max_processes_per_owner": 1_000,
             "quickjs_processes": 1,
             "queue_seconds": 20.0,

@@ -36,7 +36,9 @@ def guest(
     user: int | None = None,
     **launch: Any,
 ) -> Iterator[subprocess.Popen[str]]:
-    """Yields a Deno in the jail that runs the code on its stdin. Kills it at the end."""
+    """Starts a Deno in the jail that runs the code on its stdin. Yields its process, and kills it
+    at the end.
+    """
     arguments = (jail.deno, "run", *FLAGS, *permissions, "-")
     with jail.command(Launch(arguments, **launch), group=group, info_fd=info_fd) as command:
         options = command.options()
@@ -74,10 +76,10 @@ def descendants(pid: int) -> list[int]:
 
 
 def start_waiting(child: subprocess.Popen[str]) -> None:
-    """Lets the guest report that it runs, and then idle."""
+    """Runs code in the guest that prints "ready" and then idles, and waits until it is ready."""
     assert child.stdin is not None
     assert child.stdout is not None
-    # Deno reads its program to the end of stdin.
+    # Close stdin, because Deno reads it to the end before it runs the program.
     child.stdin.write("console.log('ready'); setInterval(() => {}, 1000);")
     child.stdin.close()
     assert child.stdout.readline() == "ready\n"

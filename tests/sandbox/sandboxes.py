@@ -1,4 +1,4 @@
-"""Sandboxes assembled from their parts, for tests."""
+"""Assembles sandboxes from a launcher, a pool and a kernel."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class AssembledSandbox:
 
 @contextlib.asynccontextmanager
 async def open_sandbox(jail: Jail | None = None, **settings: Any) -> AsyncIterator[AssembledSandbox]:
-    """Yields a sandbox in the given jail, or in the strongest available."""
+    """Yields a sandbox in the given jail, or in the strongest available one."""
     chosen = load_settings({"quickjs_warm": 0, "deno_warm": 0, **settings})
     sandbox = AssembledSandbox(chosen, jail or selftest.choose_jail(chosen)[0])
     try:

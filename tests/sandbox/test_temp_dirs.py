@@ -1,4 +1,4 @@
-"""Host ids in the names of temporary folders."""
+"""Ids of host processes in the names of temporary folders."""
 
 from __future__ import annotations
 

@@ -96,7 +96,8 @@ def test_kill_ends_all_and_dying_groups_are_removed_later(controller: CgroupCont
     assert not any(Path(directory).exists() for directory in group._directories())
 
 
-# A host that is killed while a plain process of it, not a jail, is in its group.
+# Program of a host that starts a plain process, and not a jail, in its control group. The test kills this
+# host.
 HOST = """
 import subprocess, sys
 from hutch.sandbox.jail import cgroup
@@ -130,7 +131,7 @@ def test_groups_of_a_killed_host_are_swept_and_live_ones_are_not(controller: Cgr
 
 
 def fake_proc(folder: Path, kind: str, *, mount: Path, root: str = "/", membership: str) -> Path:
-    """Fakes a /proc/self with one hierarchy."""
+    """Writes the files of a fake /proc/self with one hierarchy of control groups."""
     options = "rw" if kind == "cgroup2" else "rw,memory,pids"
     (folder / "mountinfo").write_text(f"30 1 0:26 {root} {mount} rw - {kind} {kind} {options}\n")
     (folder / "cgroup").write_text(membership)
@@ -150,7 +151,9 @@ def test_missing_hierarchy_is_not_an_error(tmp_path: Path) -> None:
 
 
 class FakeCgroup2:
-    """Fakes the rules of version 2 on machines that have version 1: existing files and allowed writes."""
+    """Simulates control groups of version 2 on machines that have version 1: which files exist, and which
+    writes are allowed.
+    """
 
     FILES = ("memory.max", "memory.swap.max", "memory.oom.group", "pids.max", "memory.events", "pids.events")
 

@@ -25,7 +25,7 @@ BOTH = pytest.mark.parametrize("isolation", ["container", "process"])
 
 @pytest.fixture
 def public() -> Iterator[Path]:
-    """A directory that every user may enter, unlike pytest's."""
+    """A directory that every user may enter, unlike pytest's directories."""
     path = Path(tempfile.mkdtemp(prefix="hutch-test-"))
     path.chmod(0o755)
     yield path

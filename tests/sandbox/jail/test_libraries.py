@@ -1,4 +1,4 @@
-"""Copies of libraries: paths, versions, repair."""
+"""Copies of system libraries for jails: their paths and versions, and the repair of damaged copies."""
 
 from __future__ import annotations
 

@@ -27,7 +27,9 @@ def feed(child: subprocess.Popen[str], code: str) -> None:
 
 
 async def next_sample(meter: MemoryMeter) -> None:
-    """Waits until the meter has sampled a process that certainly uses memory."""
+    """Waits for the next sample of the meter: watches this process with a limit of 0, which it certainly
+    exceeds.
+    """
     sampled = asyncio.Event()
     meter.watch(os.getpid(), 0, sampled.set)
     await sampled.wait()
@@ -49,7 +51,7 @@ def test_excess_of_a_guest_is_reported_soon_enough_to_kill_it(isolation: str) ->
         finally:
             child.kill()
         assert watch.exceeded
-        # Not before the limit, and not long after it.
+        # The limit of 200 MiB was noticed neither too early nor long after the process exceeded it.
         assert 200 * MIB < watch.peak_bytes < 600 * MIB
 
     with jails.guest(jails.container() if isolation == "container" else jails.process()) as child:
@@ -72,7 +74,7 @@ def test_excess_is_reported_once_and_only_above_the_limit() -> None:
             await next_sample(meter)
         meter.close()
         assert excesses.empty()
-        # Its binary, about 100 MB that all processes share, is not counted.
+        # Deno's binary has about 100 MB. It does not count, because all processes share it.
         assert watch.peak_bytes < 110 * MIB
 
     with jails.guest(jails.container()) as child:

@@ -36,7 +36,7 @@ async def netns_listener(anyio_backend: object) -> AsyncIterator[NetnsListener]:
 
 @contextlib.contextmanager
 def jailed(jail: Jail | None = None, user: int | None = None) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """Yields a guest that waits for its code, and its pid from bubblewrap's info descriptor."""
+    """Yields a guest that waits for its code, and the guest's process id, which bubblewrap reports."""
     read, write = os.pipe()
     with jails.guest(jail or container(), "-A", info_fd=write, user=user) as child:
         os.close(write)
@@ -46,7 +46,8 @@ def jailed(jail: Jail | None = None, user: int | None = None) -> Iterator[tuple[
         try:
             yield child, pid
         finally:
-            # While the guest waits for its parent, it does not die with the parent.
+            # Kill the guest explicitly, because it does not die with its parent while it still waits for the
+            # parent.
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
             os.close(handle)
@@ -60,7 +61,9 @@ def run_code(child: subprocess.Popen[str], code: str) -> str:
 
 
 async def exchange(listener: socket.socket, child: subprocess.Popen[str]) -> str:
-    """Lets the guest connect to the listener, and returns what it received there."""
+    """Lets the guest connect to the listener. Returns the data that the guest received over the
+    connection.
+    """
     loop = asyncio.get_running_loop()
     code = f"""const c = await Deno.connect({{port: {PORT}}}); const b = new Uint8Array(9);
     console.log(new TextDecoder().decode(b.subarray(0, await c.read(b))))"""
@@ -89,7 +92,7 @@ async def test_host_receives_the_name_lookups_of_a_jail(netns_listener: NetnsLis
             async with asyncio.timeout(jails.TIMEOUT_SECONDS):
                 query = await asyncio.get_running_loop().sock_recv(dns, 1024)
             assert b"\4some\4name\7example\0" in query
-        # Without a server, the lookup fails at once.
+        # The `with` block has closed the socket of the DNS server, so the lookup in the guest fails at once.
         await running
 
 
@@ -167,7 +170,8 @@ async def test_one_helper_serves_all_requests_and_is_replaced_when_killed(
     netns_listener: NetnsListener,
 ) -> None:
     with jailed() as (_, pid):
-        # Another port each time: the fork that opened the last one may still be closing its end.
+        # Use another port each time, because the fork that opened the previous one may not have closed its
+        # end yet.
         (await netns_listener.listen(pid, PORT)).close()
         first = helper_pid(netns_listener)
         (await netns_listener.listen(pid, PORT + 1)).close()
@@ -241,7 +245,8 @@ async def test_python_that_does_not_start_raises(
             await netns_listener.listen(pid, PORT)
 
 
-# Starts as the user of the tests, because others may not even see this Python, and then drops all privileges.
+# Python that starts as the user of the tests and then drops all privileges. Other users may not be able to
+# execute this Python.
 UNPRIVILEGED_PYTHON = """#!{python}
 import __future__, array, ctypes, fcntl, os, signal, socket, struct, sys
 code = compile(open(sys.argv[-1]).read(), sys.argv[-1], "exec")

@@ -22,7 +22,9 @@ BOTH = pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def verdict_of(
     machine: str, number: int, *arguments: int, audit: int | None = None, forks: bool = False
 ) -> int:
-    """Emulates the kernel's BPF machine as far as the filter uses it."""
+    """Returns the filter's verdict about a system call. Emulates the kernel's BPF machine as far as the
+    filter uses it.
+    """
     values = [argument & (2**64 - 1) for argument in (*arguments, 0, 0, 0, 0, 0, 0)[:6]]
     arch = seccomp.ARCHITECTURES[machine].audit if audit is None else audit
     data = struct.pack("<IIQ6Q", number, arch, 0, *values)
@@ -74,7 +76,7 @@ def test_only_three_socket_families_are_allowed(machine: str) -> None:
 def test_input_cannot_be_faked_into_terminals(machine: str) -> None:
     ioctl = seccomp.ARCHITECTURES[machine].ioctl
     assert verdict_of(machine, ioctl, 0, 0x5412) == EPERM
-    # The kernel uses 32 bits of the request: higher bits must not bypass the filter.
+    # The kernel uses only the lower 32 bits of the request. Higher bits must not let it pass the filter.
     assert verdict_of(machine, ioctl, 0, 0x1_0000_5412) == EPERM
     assert verdict_of(machine, ioctl, 0, 0x541C) == EPERM
     assert verdict_of(machine, ioctl, 0, 0x5401) == ALLOW
@@ -86,7 +88,7 @@ def test_other_architectures_are_killed() -> None:
     assert verdict_of("x86_64", 0x40000000 | 1) == KILL
 
 
-# Installs the filter in its own process, and reports the errno of each call.
+# Program that installs the filter in its own process, makes system calls, and prints the errno of each.
 UNDER_FILTER = """
 import ctypes, json, os, socket, struct, sys, threading
 libc = ctypes.CDLL(None, use_errno=True)

@@ -35,7 +35,7 @@ class ComputingRunner(FakeRunner):
 
 
 def ticks(shares: CpuShares, used: dict[ComputingRunner, float], count: int = 40) -> None:
-    """Lets each runner use this many seconds per tick."""
+    """Simulates ticks of the shares, in each of which every runner uses its seconds of CPU time."""
     for _ in range(count):
         for runner, seconds in used.items():
             runner.seconds += seconds
@@ -102,7 +102,8 @@ async def test_real_process_of_a_busy_owner_gets_a_lower_priority_and_gets_it_ba
             task.cancel()
         await asyncio.gather(*spin, return_exceptions=True)
         for owner in ("ann", "bob"):
-            # A runner whose priority cannot be restored is replaced.
+            # This works even if the priority of a runner cannot be restored, because such a runner is
+            # replaced.
             assert (await h.run("1 + 1", owner=owner)).result == 2
         await eventually(lambda: own in priorities())
 

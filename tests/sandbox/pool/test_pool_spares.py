@@ -17,13 +17,13 @@ PACKAGES = [Profile("npm", stdin_payload=b"%d" % number) for number in range(4)]
 
 @pytest.fixture
 def no_delays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs delayed refills at once and the cleanup every 10 ms."""
+    """Makes the pool start spares without a delay, and clean up every 10 ms."""
     monkeypatch.setattr("hutch.sandbox.pool.pool.REFILL_AFTER", 0)
     monkeypatch.setattr("hutch.sandbox.pool.pool.CLEANUP_SECONDS", 0.01)
 
 
 async def run_once(harness: PoolHarness, profile: Profile) -> FakeRunner:
-    """Returns a runner that has served one execution."""
+    """Simulates one execution. Returns the runner that has served it."""
     runner = await harness.pool.acquire(profile, "ann")
     runner.executions += 1
     harness.pool.release(runner, Result(ok=True))
@@ -33,7 +33,7 @@ async def run_once(harness: PoolHarness, profile: Profile) -> FakeRunner:
 
 
 async def expired_spare() -> PoolHarness:
-    """Returns a harness whose only spare has expired."""
+    """Returns a pool whose only spare has expired."""
     harness = PoolHarness(spare_seconds=0.02)
     await run_once(harness, PACKAGES[0])
     async with asyncio.timeout(10):
@@ -44,7 +44,7 @@ async def expired_spare() -> PoolHarness:
 
 
 def waiting(harness: PoolHarness) -> list[Profile]:
-    """Returns the packages with a spare."""
+    """Returns the profiles of the packages that have a spare."""
     return [each.profile for each in harness.launched if each.is_alive and each.profile in PACKAGES]
 
 

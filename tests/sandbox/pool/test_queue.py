@@ -19,7 +19,7 @@ QUICKJS, DENO = profile_for("quickjs"), profile_for("deno")
 
 
 class OneProcess:
-    """A pool with one process, whose executions end as soon as they get it."""
+    """A pool with one process. Each execution ends as soon as it gets the process."""
 
     def __init__(self, **settings: object) -> None:
         self.harness = PoolHarness(**{"max_processes": 1, "deno_warm": 0, "max_queue": 20_000, **settings})
@@ -42,7 +42,9 @@ class OneProcess:
         self.harness.pool.release(runner, owner=owner)
 
     async def serve(self, count: int) -> list[str]:
-        """Ends the first execution. Returns the owners of the next ones."""
+        """Ends the first execution, which holds the process. Returns the owners of the next `count`
+        executions.
+        """
         self.harness.pool.release(self._first, owner="first")
         return await self.next(count)
 
@@ -212,7 +214,7 @@ async def test_owners_that_give_up_again_and_again_do_not_fill_the_queue() -> No
     finally:
         tracemalloc.stop()
     assert [*queue] == [stays]
-    # 1000 entries would take half a megabyte.
+    # The cancelled entries were removed: 1000 of them would take half a megabyte.
     assert used < 100_000
 
 
@@ -232,7 +234,7 @@ async def test_removing_does_not_get_slower_with_the_executions_of_an_owner() ->
 
 
 async def test_real_execution_starts_beside_many_waiting_ones_of_another_owner() -> None:
-    """Idle executions of one owner hold its share of real processes, and more of them wait."""
+    """Idle executions of the owner "ann" hold all processes of her share, and more of her executions wait."""
     async with hutch.Hutch(max_processes=5, deno_warm=0, quickjs_warm=0) as h:
         sleep = "await new Promise((done) => setTimeout(done, 60_000))"
         sleeping = [

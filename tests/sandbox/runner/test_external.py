@@ -1,4 +1,6 @@
-"""External runners: one session at a time, reused while healthy, ended with their children."""
+"""External runners have one session at a time, are used again while they are healthy, and are ended with
+their children.
+"""
 
 from __future__ import annotations
 

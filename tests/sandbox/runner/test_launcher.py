@@ -32,7 +32,7 @@ def files(folder: Path) -> list[Path]:
 
 @pytest.fixture
 def runtime_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A short path for sockets."""
+    """A runtime folder with a short path, because the paths of sockets are limited."""
     with tempfile.TemporaryDirectory(prefix="h") as made:
         monkeypatch.setenv("XDG_RUNTIME_DIR", made)
         yield Path(made)

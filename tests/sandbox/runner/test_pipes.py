@@ -1,4 +1,6 @@
-"""The wake-up file is read-only for runners, and a listener accepts one connection and closes in order."""
+"""Runners cannot write to the wake-up file. A listener accepts one connection, and closes its sockets in
+order.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,7 @@ async def test_listener_accepts_one_connection(tmp_path: Path) -> None:
 
 
 def runner_pid(h: hutch.Hutch) -> int:
-    """Pid of the only quickjs runner of the default owner."""
+    """Returns the process id of the only quickjs runner of the default owner."""
     assert h._kernel is not None
     [runner] = h._kernel.pool.runners.shared[profile_for("quickjs"), "default"]
     return process_tree(runner.pid)[-1]
@@ -124,7 +126,7 @@ async def test_runner_that_waits_for_a_slow_tool_stops_polling() -> None:
     async with hutch.Hutch(quickjs_processes=2) as h:
         await h.run("1", tools=[next_number, slow])
         before = cpu_seconds(runner_pid(h))
-        # It polls after the first call.
+        # Make two calls before the slow one, because a runner polls only after its first call.
         code = "await tools.next_number({ n: 1 }); await tools.next_number({ n: 2 }); await tools.slow()"
         assert (await h.run(code, tools=[next_number, slow])).ok
         assert cpu_seconds(runner_pid(h)) - before < 0.25

@@ -29,7 +29,7 @@ def test_real_jail_passes_every_check() -> None:
 def test_host_pid_that_also_exists_in_the_jail_does_not_count_as_reached(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`hutch serve` has such a pid as one of the first processes of a container."""
+    """In a container, `hutch serve` is one of the first processes and so has such a low process id."""
     monkeypatch.setattr("os.getpid", lambda: number)
     assert failed(probe.probe_jail(jails.container())) == []
 
@@ -39,8 +39,8 @@ def test_deno_without_a_container_enforces_its_permissions() -> None:
 
 
 class WeakenedJail(Jail):
-    """A jail with changed bubblewrap arguments: `without` is removed and `added` inserted before
-    `--remount-ro`.
+    """A jail with changed bubblewrap arguments: those in `without` are removed, and those in `added` are
+    inserted before `--remount-ro`.
     """
 
     without: tuple[str, ...] = ()
