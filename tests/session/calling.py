@@ -1,4 +1,4 @@
-"""Calls tools as a guest would, and provides sample types for them."""
+"""Calls tools as a guest would, and defines sample types and tools."""
 
 from __future__ import annotations
 

@@ -309,7 +309,8 @@ async def test_execution_that_started_late_has_no_more_than_its_time_limit() -> 
 async def test_messages_that_arrived_while_the_host_was_late_count() -> None:
     runner = ScriptedRunner(backstop_seconds=0)
     session = runner.begin(Limits(timeout_ms=20))
-    # Block the event loop, so that the message is read shortly after the time limit.
+    # Block the event loop past the time limit. The host must still accept the result that it reads directly
+    # afterwards.
     time.sleep(0.12)  # noqa: ASYNC251
     asyncio.get_running_loop().call_later(0.01, lambda: runner.done(result=1))
     assert (await result_of(session)).result == 1

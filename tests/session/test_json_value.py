@@ -154,7 +154,7 @@ def test_model_whose_serializer_fails_is_refused() -> None:
 def test_small_values_are_encoded_quickly() -> None:
     value = {"a": 1, "b": 2}
     best = min(_time(lambda: encode_value(value)) for _ in range(5))
-    assert best < 50e-6  # about 3 µs; generous for a busy machine
+    assert best < 50e-6  # takes about 3 µs; the limit allows for a busy machine
 
 
 def _time(work: Callable[[], object], rounds: int = 1_000) -> float:

@@ -49,7 +49,7 @@ async def test_pieces_decode_like_the_whole_text() -> None:
         value = random_value(rng)
         text = json.dumps(value, indent=number % 3 or None).encode()
         assert await decode_large_value(text) == value
-        # A change of one character.
+        # Replace or remove one character. The outcome must be that of the normal decoder.
         at = rng.randrange(len(text))
         changed = text[:at] + rng.choice([b"", b",", b"]", b"}", b'"', b"\\", b"[", b":"]) + text[at + 1 :]
         assert await _outcome(changed) == _expected(changed), changed
@@ -76,7 +76,8 @@ async def test_long_strings_decode_like_short_ones(plain_letters: bool) -> None:
         value = rng.choice([first, [first, second], {first: second, "k": [second]}, [[first], 1, [second]]])
         text = json.dumps(value, ensure_ascii=not plain_letters).encode()
         assert await decode_large_value(text) == value, text
-        # A byte is missing: an escape, a character or a string is incomplete.
+        # Remove one byte, so that an escape, a character or a string is incomplete. The outcome must be that
+        # of the normal decoder.
         at = rng.randrange(len(text))
         changed = text[:at] + text[at + 1 :]
         assert await _outcome(changed) == _expected(changed), changed
@@ -183,7 +184,7 @@ async def test_slow_text_does_not_block_the_event_loop(name: str) -> None:
 
 @repeat_on_stall
 async def test_value_with_long_strings_is_encoded_in_pieces() -> None:
-    """Encoding it in one step takes 40 to 90 ms."""
+    """Encoding this value in one step takes 40 to 90 ms."""
     value = {"a": [1, {"b\ud800": '"\\' * 4_000_000}, "é" * 100_000 + "\ud800"], "c": [], "d": 10**20}
     async with LoopStalls() as stalls:
         text = await encode_large_value(value)

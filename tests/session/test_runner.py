@@ -34,7 +34,7 @@ Run = Callable[[ExecutionRequest], Awaitable[Result]]
 
 
 class FakeHost:
-    """The host's end: sends messages and records the replies."""
+    """The host's end of a channel: sends messages and records the replies."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class FakeHost:
 
 
 async def call_tool(providers: list[Provider], namespace: str, tool: str, value: Any) -> Any:
-    """Calls a tool like the kernel does."""
+    """Calls a tool as the kernel does."""
     [provider] = [candidate for candidate in providers if candidate.name == namespace]
     context = ToolContext(run_id="r", provider=namespace, tool=tool, deadline=0, cancelled=anyio.Event())
     return await provider.dispatch(tool, value, context)
@@ -105,7 +105,7 @@ class WaitingGuest:
     async def __call__(self, request: ExecutionRequest) -> Result:
         stopped = anyio.Event()
         request.run.report_started()
-        # The only message of this session is the cancel.
+        # Set `stopped` on any message of the session, because it sends only the cancellation.
         request.run.session = Session("r", "", Limits(), [], Peer(send=lambda _: stopped.set()))
         self.running += 1
         self.started.set()
@@ -325,7 +325,8 @@ async def test_execution_that_cannot_start_gets_a_protocol_error_code(error: Exc
     assert (done["type"], done["ok"], done["durationMs"], done["logs"]) == ("done", False, 0, [])
     assert done["error"]["code"] == code
     assert "secret" not in done["error"]["message"]
-    # The client returns a result for an exceeded quota, and raises Busy if there is no runner.
+    # Only the error of an exceeded quota has a name, because the client returns a result for it. It raises
+    # Busy if there is no runner.
     assert done["error"].get("name") == ("QuotaExceeded" if isinstance(error, QuotaExceeded) else None)
 
 
@@ -360,7 +361,7 @@ def tool_entry(name: str) -> dict[str, str]:
 
 
 def with_providers(id: str, providers: int, tools: int) -> dict[str, Any]:
-    """Returns an execute with this many providers, and this many tools in the first one."""
+    """Returns an `execute` message with this many providers. The first provider has this many tools."""
     message = execute(id, "x")
     message["providers"] = [{"name": f"p{n}", "tools": {}, "types": ""} for n in range(providers)]
     message["providers"][0]["tools"] = {f"t{n}": tool_entry(f"t{n}") for n in range(tools)}

@@ -1,5 +1,5 @@
-"""Channel over descriptors of all kinds. File descriptors of the host are closed exactly once, because a
-second close could close a reused number.
+"""Channel over descriptors of all kinds. The host must close each of its descriptors exactly once, because a
+second close could hit another file that has got the same number.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hutch.session.channels.stream import StreamChannel, connect_pipes
 
 
 class CheckedFile(io.FileIO):
-    """A file that records a close of a descriptor that was closed already."""
+    """A file that records an attempt to close a descriptor that is already closed."""
 
     double_closes: list[int]
 
@@ -32,7 +32,7 @@ class CheckedFile(io.FileIO):
                 os.fstat(self.fileno())
             except OSError:
                 self.double_closes.append(self.fileno())
-                # The test itself must not close it twice.
+                # Do not close the descriptor again: its number may belong to another file.
                 return
         super().close()
 
@@ -43,7 +43,7 @@ def open_checked(handle: int, mode: str, *_: object, closefd: bool = True) -> Ch
 
 @pytest.fixture
 def double_closes() -> list[int]:
-    """Descriptors for which a second close was attempted."""
+    """Returns the list of descriptors that code tried to close a second time."""
     CheckedFile.double_closes = []
     return CheckedFile.double_closes
 
@@ -54,7 +54,7 @@ async def test_pipes_of_a_channel_are_closed_once(double_closes: list[int]) -> N
     channel = StreamChannel(1024)
     await connect_pipes(channel, CheckedFile(read, "rb"), CheckedFile(write, "wb"))
     channel.close()
-    # The event loop closes its files a little later.
+    # Wait, because the event loop closes its files a little later.
     await asyncio.sleep(0.01)
     os.close(write_end)
     os.close(read_end)
@@ -155,7 +155,7 @@ async def test_peer_that_does_not_read_does_not_block_the_event_loop(
     count = 300
     for _ in range(count):
         ends.channel.send(line)
-    # Nothing is read while too much is queued.
+    # Only the first line is received, because the channel reads nothing while too much output is queued.
     ends.input.write(b"one\n")
     await eventually(lambda: ends.lines)
     ends.input.write(b"two\n")

@@ -17,7 +17,7 @@ from hutch.session.channels.stream import connect_pipes
 
 
 class WakeupFileEnds:
-    """A wake-up file, with the descriptor of the runner."""
+    """A wake-up file, and the descriptor with which a runner would read it."""
 
     def __init__(self) -> None:
         self.file = WakeupFile()
@@ -104,7 +104,8 @@ async def test_closed_channel_does_not_write_to_a_reused_descriptor(
     else:
         async with asyncio.timeout(10):
             await ended.wait()
-    # The lowest free descriptor numbers are those that the channel had.
+    # These files get the descriptor numbers that the channel had, because the lowest free numbers are used
+    # first.
     reader, writer = os.pipe()
     more = [os.dup(writer) for _ in range(4)]
     channel.send_now(b"too late\n")
@@ -123,7 +124,7 @@ async def test_closed_channel_does_not_write_to_a_reused_descriptor(
 async def polling_channel(
     wakeup_file: WakeupFileEnds,
 ) -> AsyncIterator[tuple[LowLatencyChannel, int, list[bytes]]]:
-    """A channel, the write end of its pipe, and the lines that it received."""
+    """Yields a channel, the write end of the pipe that it reads, and the list of lines that it receives."""
     channel, other = await connected(wakeup_file)
     read, write = os.pipe()
     lines: list[bytes] = []

@@ -8,7 +8,7 @@ from hutch.session.channels.websocket import HIGH_WATER_BYTES, WebSocketChannel
 
 
 class FakeSocket:
-    """Accepts messages once `open` is set."""
+    """Fake socket whose `send` waits until `open` is set."""
 
     def __init__(self, error: OSError | None = None) -> None:
         self.open = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Lines of a program's output as events of its run."""
+"""Conversion of a program's output to events of its run, one for each line."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def one(given: Any = None, output_schema: Any = None, description: str | None = 
 
 
 def rendered(schema: Any) -> str:
-    """Returns the type of a result that is on one line."""
+    """Returns the TypeScript type of a result with this schema, which must be on one line."""
     text = one(obj(), schema)
     return text[text.index("Promise<") + 8 : text.rindex(">;")]
 
@@ -328,7 +328,7 @@ def test_output_is_small_and_fast_for_any_schema(schema: Any) -> None:
     text = namespace_declaration(
         "tools", {"f": ToolSpec(schema, schema), "g": ToolSpec(obj(a=schema), {"type": "string"})}
     )
-    assert time.process_time() - started < 20  # a second or two when the machine is idle
+    assert time.process_time() - started < 20  # takes a second or two when the machine is idle
     assert len(text) < 100 * MAX_RENDERED_SCHEMAS
     assert "function g(" in text
     assert text.endswith("): Promise<string>;\n}")
@@ -441,7 +441,8 @@ def test_compiler_accepts_correct_uses_and_refuses_each_wrong_one(directory: Pat
             "hostile": ToolSpec(HOSTILE, HOSTILE, HOSTILE_TEXT),
         },
     )
-    # The compiler reports directives without an error.
+    # The check succeeds only if every use in MISUSES is an error, because the compiler reports
+    # `@ts-expect-error` comments without one.
     wrong = "\n".join(f"// @ts-expect-error {what}\n{use}" for what, use in MISUSES.items())
     good = check(directory, f"{text}\n{USES}\n{{\n{wrong}\n}}\nexport {{}};\n")
     assert good.returncode == 0, good.stderr
@@ -459,7 +460,7 @@ def test_compiler_accepts_the_declarations_of_random_schemas(directory: Path) ->
     }
     parts = [namespace_declaration(f"n{seed}", random_tools(seed)) for seed in range(12)]
     done = check(directory, "\n".join([namespace_declaration("cycles", cycles), *parts]))
-    # The compiler cannot resolve an intersection of unions that refers to itself through its members
-    # (TS2456); it must accept everything else.
+    # The only allowed error is TS2456: the compiler cannot resolve an intersection of unions that refers to
+    # itself through its members.
     assert set(re.findall(r"TS\d+", done.stderr)) <= {"TS2456"}, done.stderr[:2_000]
     assert done.returncode == 0 or "TS2456" in done.stderr, done.stderr[:2_000]

@@ -319,7 +319,7 @@ def test_call_overhead_is_small() -> None:
             best = min(best, (time.perf_counter() - started) / 500)
         return best
 
-    assert asyncio.run(main()) < 100e-6  # about 6 µs; generous for a busy machine
+    assert asyncio.run(main()) < 100e-6  # takes about 6 µs; the limit allows for a busy machine
 
 
 # --- providers ---
