@@ -84,7 +84,9 @@ def test_project_cannot_weaken_the_settings() -> None:
 
 
 def test_paths_in_a_file_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relative to the current directory, they could name files of the owner of that directory."""
+    """If they were relative to the current directory, they could name files of another user who owns that
+    directory.
+    """
     monkeypatch.chdir("/")
     (tmp_path / "hutch.toml").write_text('home = "state"\nmcp_config = ["servers.json", "/etc/x", "~/y"]\n')
     settings = load_settings(environ={"HUTCH_HOME": ""}, file=tmp_path / "hutch.toml")
@@ -326,7 +328,9 @@ def test_old_and_new_name_in_one_source_are_refused(old: str, new: str, tmp_path
 
 
 def test_new_name_in_the_environment_overrides_the_old_one_in_a_file(tmp_path: Path) -> None:
-    """A child process gets the new names as variables, while the file may still have the old ones."""
+    """Hutch passes settings to child processes as variables with the new names, while the file may still have
+    the old names.
+    """
     file = tmp_path / "hutch.toml"
     file.write_text("most_timeout_ms = 7\n")
     assert load_settings(environ={"HUTCH_MAX_TIMEOUT_MS": "8"}, file=file).max_timeout_ms == 8
