@@ -41,8 +41,8 @@ def make_flow_run(owner: str = "ada", **more: Any) -> FlowRunRow:
 
 
 async def create_flow_key(store: Store) -> None:
-    """Creates the data key of flows first, because it cannot be created after users with invalid data keys
-    exist.
+    """Creates the data key of flows. Tests call this before they add users with invalid data keys, because
+    the key cannot be created afterwards.
     """
     await store.journal.step_counts("")
 

@@ -35,7 +35,9 @@ asyncio.run(main())
 
 
 def output_until_killed(lines: int) -> list[str]:
-    """Returns the lines that the process printed after each write."""
+    """Starts a process that prints a line after each write, and kills it after this many lines. Returns all
+    its lines.
+    """
     with subprocess.Popen([sys.executable, "-c", WRITE], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         output = [process.stdout.readline() for _ in range(lines)]
@@ -61,7 +63,7 @@ async def test_acknowledged_writes_survive_kill_9(
         for name, version in reported.items():
             found = await store.abilities.get(name, "ada")
             assert found is not None
-            # One more version may have been stored without being reported.
+            # The process may have been killed after it stored another version and before it printed the line.
             assert found.version in (version, version + 1)
             versions = await store.abilities.versions(name, "ada")
             assert [each.version for each in versions] == list(range(found.version, 0, -1))
@@ -79,7 +81,9 @@ async def test_other_processes_see_the_writes_of_a_process_that_opens_the_store_
     settings = Settings(home=str(tmp_path))
 
     def read_users() -> str:
-        """Reads the users in another process, which deletes the WAL if the file seems to be unused."""
+        """Reads the users in another process. SQLite would delete the write-ahead log in that process if the
+        file seemed to be unused.
+        """
         command = [sys.executable, "-c", READ, str(tmp_path / "hutch.db")]
         return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
 

@@ -83,7 +83,7 @@ async def test_no_plaintext_is_stored(store_settings: Settings) -> None:
         assert SECRET not in str(stored)
         if store_settings.database_url is None:
             assert not secret_in_files(store_settings.home_path)
-        # With the key, everything can be read.
+        # The store decrypts everything, because it has the key.
         assert (run.document, run.inputs) == (secret_json("document"), secret_json("inputs"))
         assert (run.options, run.summary) == (secret_json("options"), secret_json("summary"))
         assert await store.journal.steps("r") == [
@@ -260,7 +260,7 @@ async def test_without_the_master_key_nothing_is_decrypted_or_overwritten(
         ):
             with pytest.raises(VaultError, match=message):
                 await attempt
-        # The list of runs is not encrypted.
+        # Runs can still be listed, because their ids are not encrypted.
         assert [each.run_id for each in await store.journal.list()] == ["r"]
         assert await all_rows(store) == before
     assert file.exists() is (key == "wrong")

@@ -45,7 +45,7 @@ async def test_hot_queries_scan_no_table(store_settings: Settings) -> None:
         await store.journal.add(make_flow_run(ada.id, run_id="run"))
         if store_settings.database_url is None:
             explaining, table_scan = ExplainingDatabase(store, "EXPLAIN QUERY PLAN"), "SCAN "
-            # Intermediate results of a search are not tables.
+            # Scans of these are allowed, because they are intermediate results of a search and not tables.
             names = (
                 "candidates",
                 "query",
@@ -61,7 +61,7 @@ async def test_hot_queries_scan_no_table(store_settings: Settings) -> None:
             intermediate = {f"SCAN {name}" for name in names}
             intermediate |= {f"SCAN {number} CONSTANT ROWS" for number in range(9)} | {"SCAN CONSTANT ROW"}
         else:
-            # Plan as if there were many rows.
+            # Make PostgreSQL plan as if the tables had many rows.
             await store._database.read("SELECT set_config('enable_seqscan', 'off', false)")
             explaining, table_scan, intermediate = ExplainingDatabase(store, "EXPLAIN"), "Seq Scan", set()
         for table in (

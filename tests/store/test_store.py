@@ -163,11 +163,11 @@ async def test_cancelled_open_leaves_nothing_open(tmp_path: Path) -> None:
     async with await Store.open(Settings(home=str(tmp_path))):
         pass
     file = tmp_path / "hutch.db"
-    # Stores of other tests may be open.
+    # Count threads before, because stores of other tests may be open.
     before = store_threads()
     with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
-        # It waits for the lock in a thread that cannot be cancelled.
+        # The store waits for the lock in a thread that cannot be cancelled.
         opening = asyncio.create_task(Store.open(Settings(home=str(tmp_path))))
         await asyncio.to_thread(wait_until, lambda: open_descriptors(file) > 1)
         opening.cancel()
@@ -185,7 +185,7 @@ def store_threads() -> set[threading.Thread]:
 
 
 def open_descriptors(below: Path) -> int:
-    """Counts descriptors of this process for that file, or for files below that folder."""
+    """Counts the open descriptors of this process for a file, or for all files below a folder."""
     count = 0
     for each in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -268,7 +268,7 @@ async def test_wrong_postgres_password_is_reported_without_it(postgres: database
             return False
         return True
 
-    wait_until(is_refused)  # the server reads its rules again in the background
+    wait_until(is_refused)  # the server reads its changed rules in the background
     with pytest.raises(StoreError, match="password authentication failed") as caught:
         await Store.open(Settings(database_url=url))
     assert "S3CRET" not in str(caught.value)

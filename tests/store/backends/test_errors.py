@@ -228,7 +228,7 @@ async def test_files_and_threads_are_released_on_close(store_settings: Settings)
             await store.users.list()
     gc.collect()
     assert open_descriptors() == before
-    # The threads end by themselves, without being joined.
+    # Wait, because the threads of the store end by themselves and nobody joins them.
     wait_until(lambda: store_threads() <= threads)
 
 

@@ -14,7 +14,9 @@ from hutch.store.tables import ability_shares, groups
 
 
 async def readable(store: Store, user: User) -> tuple[bool, bool, bool, bool]:
-    """Returns True if a user can get, list, search and depend on the ability `get_user` of another user."""
+    """Returns whether a user can get, list, find and depend on the ability `get_user` of another user, in
+    this order.
+    """
     found = await store.abilities.get("get_user", user.id)
     listed = await store.abilities.list(user.id, shared=True)
     searched = await store.abilities.search(user.id, "user")
@@ -84,7 +86,7 @@ async def test_removed_user_and_ability_leave_no_shares(store: Store) -> None:
 
 
 async def test_share_cannot_replace_an_ability_that_the_user_runs(store: Store) -> None:
-    """Otherwise another user could have code run with this user's credentials."""
+    """If it could, another user's code would run with the credentials of this user."""
     ada, bob, eve = [await add_user(store, name) for name in ("ada", "bob", "eve")]
 
     async def owner() -> str:

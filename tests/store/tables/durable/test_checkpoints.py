@@ -1,6 +1,4 @@
-"""Tests of the table of suspended runs. tests/kernel/durable/test_suspended_runs.py tests suspending and
-resuming.
-"""
+"""Table of suspended runs. For suspending and resuming, see tests/kernel/durable/test_suspended_runs.py."""
 
 from __future__ import annotations
 
