@@ -35,7 +35,8 @@ UNPRIVILEGED_USER = "nobody"
 MISSING = (
     "PostgreSQL's programs are missing: `make test` installs them where it may, or `apt install postgresql`"
 )
-# Changes with every definition of a table, an index, a constraint or a trigger.
+# The result of this query changes if a test changes the definition of a table, an index, a constraint or a
+# trigger.
 CATALOG = """
     SELECT c.oid, c.xmin::text, a.attnum, a.xmin::text, k.oid
     FROM pg_class c
@@ -65,8 +66,8 @@ class PostgresServer:
         return f"postgresql://{USER}@/postgres?host={self.folder}"
 
     def new_database(self) -> str:
-        """Returns the URL of a new schema, which serves as an empty database and is 100 times as fast to
-        create.
+        """Returns the URL of a new schema, which serves as an empty database. Creating a schema is 100 times
+        as fast as creating a database.
         """
         name = f"test{next(self._numbers)}"
         with self.connect() as connection:
@@ -75,22 +76,23 @@ class PostgresServer:
 
     @contextlib.contextmanager
     def database_with_tables(self) -> Iterator[str]:
-        """Yields the URL of a database with empty tables. Another test gets it later, unless this one changed
-        the tables.
+        """Yields the URL of a database with empty tables. A later test gets the same database, unless this
+        test changed the tables.
         """
         url, catalog = self._unused.pop() if self._unused else self._create_tables()
         yield url
         if self._process is None:
             return
         with self.connect(url) as connection:
-            # Processes that a test has killed may still be connected.
+            # Close all other connections, because processes that a test has killed may still be connected.
             connection.execute(
                 "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
                 " AND backend_type = 'client backend'"
             )
             if connection.execute(CATALOG.encode()).fetchall() == catalog:
                 tables = [name for (name,) in connection.execute(TABLES.encode())]
-                # This role ignores foreign keys.
+                # With this role, PostgreSQL does not check foreign keys, so the order of the tables does not
+                # matter.
                 statements = ["SET session_replication_role = replica", *map("DELETE FROM {}".format, tables)]
                 connection.execute(";".join(statements).encode())
                 self._unused.append((url, catalog))
@@ -105,7 +107,8 @@ class PostgresServer:
         return psycopg.connect(url or self.url, autocommit=True)
 
     def start(self) -> None:
-        # fsync is off, because the data must survive a killed process but not a crash of the machine.
+        # fsync is off, because in tests the data must survive a killed process, but not a crash of the
+        # machine.
         options = {"listen_addresses": "", "unix_socket_directories": str(self.folder), "fsync": "off"}
         command = [postgres_program("postgres"), "-D", str(self.folder / "data")]
         command += [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
@@ -118,7 +121,9 @@ class PostgresServer:
         wait_until(self._is_ready)
 
     def stop(self, signal_number: signal.Signals = signal.SIGINT) -> None:
-        """SIGINT shuts down in order and disconnects clients; SIGQUIT simulates a crash."""
+        """Stops the server. SIGINT shuts it down in order and disconnects clients. SIGQUIT
+        simulates a crash.
+        """
         if self._process is not None:
             self._process.send_signal(signal_number)
             self._process.wait(TIMEOUT_SECONDS)
@@ -153,7 +158,7 @@ class PostgresServer:
 
 @contextlib.contextmanager
 def running_postgres() -> Iterator[PostgresServer]:
-    # Short, because paths of sockets are limited.
+    # A folder with a short path, because the paths of sockets are limited.
     folder = Path(tempfile.mkdtemp(prefix="hutch-pg-"))
     try:
         if os.geteuid() == 0:
@@ -188,7 +193,7 @@ def _create_tables(settings: Settings) -> None:
     async def create() -> None:
         await (await open_database(settings)).close()
 
-    # In a thread, because this one already has an event loop.
+    # Use another thread, because this one already runs an event loop.
     with ThreadPoolExecutor(1) as thread:
         thread.submit(asyncio.run, create()).result()
 

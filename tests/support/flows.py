@@ -26,14 +26,16 @@ __all__ = [
 ]
 
 SERVE = [*HUTCH, "runtime", "serve"]
-# The runtime promises one second; busy machines need more.
+# A runtime should exit within one second. A busy machine may need more.
 EXIT_SECONDS = 5.0
 
 
 def node(
     id: str, kind: str, timeout_ms: int = 0, retries: int = 0, backoff_ms: int = 0, **with_: Any
 ) -> dict[str, Any]:
-    """Builds a step. Other keyword arguments are its `with`; a trailing `_` is removed (`from_`)."""
+    """Builds a step. Other keyword arguments are the parameters in its `with`. A trailing `_` of a name is
+    removed, so `from_` is `from`.
+    """
     params = {name.removesuffix("_"): value for name, value in with_.items()}
     return step(id, kind, params, timeout_ms=timeout_ms, retries=retries, backoff_ms=backoff_ms)
 
@@ -152,7 +154,7 @@ class StdioRuntime:
 
 @contextlib.contextmanager
 def running_runtime(*, cwd: Any = None, **env: str) -> Iterator[StdioRuntime]:
-    """Starts a runtime, and stops it if the test did not."""
+    """Starts a runtime. Stops it at the end if the test has not done so."""
     with start_hutch(["runtime", "serve"], env=env, cwd=cwd) as process:
         try:
             yield StdioRuntime(process)

@@ -10,7 +10,9 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def forbidden(path: Path) -> Iterator[None]:
-    """Root drops its privileges in the body, so modules that the body needs must be imported before."""
+    """Makes the path unreadable in the `with` block. Root also drops its privileges there, so modules that
+    the block needs must be imported before.
+    """
     user, mode = os.geteuid(), path.stat().st_mode
     path.chmod(0)
     if user == 0:

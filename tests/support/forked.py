@@ -91,14 +91,15 @@ class ForkedProcess(subprocess.Popen[Any]):
             try:
                 self._pidfd = os.pidfd_open(self.pid)
             except ProcessLookupError:
-                # The process has already ended. This descriptor is readable, like that of an ended process.
+                # The process has already ended. Use a descriptor that is always readable, as the pidfd of an
+                # ended process is.
                 self._pidfd = os.open(os.devnull, os.O_RDONLY)
             self._child_created = True
         finally:
             self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
     def _try_wait(self, flags: int) -> tuple[int, int]:
-        # The status arrives a moment after the end of the process.
+        # Check only whether the process has ended, because its status arrives in the pipe a moment later.
         if flags & os.WNOHANG and not select.select([self._pidfd], [], [], 0)[0]:
             return 0, 0
         status = _read_number(self._status_pipe)
@@ -130,7 +131,9 @@ class ForkServer:
             )
 
     def fork(self, request: dict[str, Any], streams: list[int]) -> int:
-        """Returns a pipe that delivers the new process's id and later its exit status."""
+        """Requests a new process. Returns a pipe from which the process's id and later its exit status can be
+        read.
+        """
         data = json.dumps(request).encode()
         status_pipe, their_end = os.pipe()
         try:
@@ -147,7 +150,9 @@ class ForkServer:
 
 
 class ForkClient:
-    """Sends requests from a forked process. A process that it started is killed when this one ends."""
+    """Sends requests from a forked process. A process that is started in this way is killed when the
+    requesting process ends.
+    """
 
     def __init__(self, socket_name: str) -> None:
         self._name = socket_name
@@ -199,14 +204,16 @@ def _read_number(status_pipe: int) -> int:
 
 
 def _serve(requests: socket.socket, listener: socket.socket) -> dict[str, Any] | None:
-    """Forks on request. Returns the request in the forked process, and None at the end of all requests."""
+    """Forks a process for each request. Returns twice: in the forked process it returns the request, in this
+    process None after the last request.
+    """
     running: dict[int, tuple[int, int]] = {}
     clients: dict[int, int] = {}
     selector = selectors.DefaultSelector()
     selector.register(requests, selectors.EVENT_READ)
     selector.register(listener, selectors.EVENT_READ)
     while True:
-        # One at a time: handling an event may invalidate the next one.
+        # Handle one event at a time, because handling it may make the next one invalid.
         key, _ = selector.select()[0]
         if key.fd in running:
             selector.unregister(key.fd)
@@ -216,7 +223,8 @@ def _serve(requests: socket.socket, listener: socket.socket) -> dict[str, Any] |
             _report_exit(key.fd, pid, status_pipe)
             continue
         if key.fd in clients:
-            # Clients send nothing more: this one has ended.
+            # Clients send only one request. So if the connection is readable, the client has ended and its
+            # process is killed.
             selector.unregister(key.fd)
             os.kill(clients.pop(key.fd), signal.SIGKILL)
             continue
@@ -263,7 +271,7 @@ def _report_exit(handle: int, pid: int, status_pipe: int) -> None:
 
 
 def _report_number(status_pipe: int, number: int) -> None:
-    # The client may be gone.
+    # The client may have ended meanwhile.
     with contextlib.suppress(BrokenPipeError):
         os.write(status_pipe, _NUMBER.pack(number))
 
@@ -278,7 +286,7 @@ def _read_exactly(client: socket.socket, size: int) -> bytes:
 
 
 def _fork_runtimes(socket_name: str, env: dict[str, str]) -> None:
-    """Makes this process start the runtimes of flows by forking."""
+    """Makes this process start the runtimes of flows by forking instead of with a new Python."""
     if env.pop(*REAL_RUNTIMES, None):
         return
 
@@ -337,7 +345,8 @@ if __name__ == "__main__":
             exit_code = 0
         except SystemExit as error:
             exit_code = int(error.code or 0)
-        # Ends like Python, but without finalizing all imported modules, which takes as long as the rest.
+        # End as Python does, but without finalizing all imported modules, which takes as long as the rest of
+        # the exit.
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         sys.stdout.flush()

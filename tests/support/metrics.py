@@ -1,4 +1,4 @@
-"""All metrics of a server, with at least one value for each."""
+"""Lists all metrics of a server, each with at least one value."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _no_runner(*_: Any) -> Any:
 
 
 def all_metrics() -> str:
-    """Returns the text of `/metrics` of a server that has used every feature with a metric."""
+    """Returns the text of `/metrics` as of a server in which every feature with a metric was used."""
     counters, installs, egress = RunCounters(), InstallCounters(), EgressCounters()
     run = RunHandle(outcome="ok")
     counters.count(Execution(code="", profile=profile_for("quickjs")), run, Result(ok=True))
@@ -61,8 +61,8 @@ def exported_families() -> set[str]:
 
 
 def exported_series() -> dict[str, set[str]]:
-    """Returns the names that expressions may use, with the labels of each. Gauges by engine have no values
-    without a runner.
+    """Returns the names that expressions may use, and the labels of each name. Adds the gauges by engine,
+    which have no values here because there is no runner.
     """
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(all_metrics()):

@@ -11,7 +11,7 @@ from hutch.http.openapi import ApiPart, Json, openapi_document, resolve_response
 
 
 class OpenApiChecker:
-    """A document, and the operations for which a response was checked."""
+    """Checks responses against a document, and records for which operations it has checked one."""
 
     def __init__(self, document: Json) -> None:
         self.document = document
@@ -26,7 +26,9 @@ class OpenApiChecker:
         return found
 
     def check_response(self, method: str, path: str, response: httpx2.Response) -> None:
-        """Checks status, content type and body. `path` is the template in the document."""
+        """Checks status, content type and body of a response. `path` is the path in the document, such as
+        `/runs/{id}`.
+        """
         responses = self.operation(method, path)["responses"]
         described = responses.get(str(response.status_code), responses.get("default"))
         assert described is not None, f"{method} {path}: {response.status_code} is not documented"

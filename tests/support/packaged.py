@@ -48,7 +48,9 @@ class ToolsHarness:
         return self.app.pool.stats().warm.get("npm", 0)
 
     async def wait_settled(self, warm: int = 1) -> int:
-        """Waits until `warm` spares are ready and nothing starts or ends. Returns the number of starts."""
+        """Waits until `warm` spares are ready and no process is starting or ending. Returns how many
+        processes the pool has started so far.
+        """
         pool = self.app.pool
         await eventually(lambda: self.warm == warm and not pool.stats().starting and not pool.runners.ending)
         return pool.stats().counters.started

@@ -49,7 +49,7 @@ class _Process:
         self._received = b""
 
     def receive(self) -> Iterator[tuple[str, Any]] | None:
-        """Yields the messages that have arrived. Returns None if the process has ended."""
+        """Returns an iterator of the messages that have arrived, or None if the process has ended."""
         data = os.read(self.reports, _READ_BYTES)
         if not data:
             return None
@@ -84,7 +84,7 @@ class _Files:
 
     def run(self, count: int) -> None:
         reporter: Any = self._config.pluginmanager.getplugin("terminalreporter")
-        # The results of several files arrive by turns.
+        # Do not print results grouped by file, because the results of several files arrive in alternation.
         reporter.showfspath = False
         for _ in range(min(count, len(self._files))):
             self._start([])
@@ -92,7 +92,7 @@ class _Files:
             for key, _ in self._selector.select():
                 self._handle(key.data)
             if self._session.shouldfail or self._session.shouldstop:
-                # The processes finish their files.
+                # Empty the queue, so that the processes end after their current files.
                 os.set_blocking(self._queue, False)
                 while _read_number(self._queue) is not None:
                     pass
@@ -104,7 +104,7 @@ class _Files:
         assert not self._unfinished, f"{self._unfinished} tests did not run"
 
     def _start(self, items: list[int]) -> None:
-        """Forks a process that runs these tests first."""
+        """Forks a process. It runs these tests before it takes files from the queue."""
         self._started += 1
         reports, reports_end = os.pipe()
         pid = os.fork()
@@ -168,28 +168,29 @@ class _Files:
                 number = following
             status = 0
         finally:
-            # Ends like Python, but without finalizing all imported modules.
+            # End as Python does, but without finalizing all imported modules, which takes long.
             threading._shutdown()  # type: ignore[attr-defined]
             atexit._run_exitfuncs()
             os._exit(status)
 
     def _separate(self) -> None:
-        """Gives this process its own folder for temporary files, and its own captured output."""
+        """Gives this process its own folder for temporary files and its own files for captured output."""
         folder = self._folder / f"process-{self._started}"
         folder.mkdir(mode=0o700)
         self._config._tmp_path_factory._basetemp = folder  # type: ignore[attr-defined]
         capture: Any = self._config.pluginmanager.getplugin("capturemanager")._global_capturing
         for stream in (capture.out, capture.err):
             if stream is not None:
-                # The file object stays the same, because imported modules may refer to it as `sys.stderr`.
+                # Replace the file below the file object, because imported modules may have stored the object
+                # as `sys.stderr`.
                 with tempfile.TemporaryFile() as file:
                     os.dup2(file.fileno(), stream.tmpfile.fileno())
-        # The first process writes the results.
+        # Do not print results here, because the first process prints them.
         self._config.pluginmanager.unregister(name="terminalreporter")
 
     def _take(self, reports: int, items: list[int]) -> Iterator[int]:
-        """Yields the numbers of the tests to run. Takes the next file before the last test of a file runs,
-        because pytest has to know which fixtures the next test needs.
+        """Yields the numbers of the tests to run. The next file is taken before the last test of the current
+        file runs, because pytest must know which fixtures the following test needs.
         """
         while True:
             _send(reports, "take", items)

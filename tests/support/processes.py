@@ -25,7 +25,7 @@ from hutch.sandbox.selftest import selftest
 from hutch.settings import Settings
 
 HUTCH = (sys.executable, "-m", "hutch")
-# Timeout for slow machines. It only matters for tests that hang.
+# Long, because the machine may be slow. Only tests that hang wait for it.
 TIMEOUT_SECONDS = 60.0
 # Settings without warm processes.
 NO_WARM_RUNNERS = {"HUTCH_QUICKJS_WARM": "0", "HUTCH_DENO_WARM": "0"}
@@ -34,7 +34,7 @@ NO_WARM_RUNNERS = {"HUTCH_QUICKJS_WARM": "0", "HUTCH_DENO_WARM": "0"}
 def hutch(
     *arguments: str, input: str | bytes = b"", env: dict[str, str] | None = None, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs one command to its end."""
+    """Runs one `hutch` command to its end."""
     data = input.encode() if isinstance(input, str) else input
     with start_hutch(arguments, env=env, cwd=cwd) as process:
         try:
@@ -67,7 +67,7 @@ _PYTHON_VARIABLES = _python_variables(os.environ)
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    """Waits for a condition without an event."""
+    """Polls until the condition is true. For conditions that have no event."""
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while not condition():
         assert time.monotonic() < deadline, "it did not come about"
@@ -75,7 +75,9 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 
 class Traces:
-    """The descendants and temporary files of a process, to check that they end with it."""
+    """Records the descendants and temporary files of a process, to check that they do not exist longer than
+    the process.
+    """
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -109,7 +111,9 @@ def descendants(pid: int) -> list[int]:
 
 
 def children(pid: int) -> list[int]:
-    """Returns the children of all its threads, which may start and end meanwhile."""
+    """Returns the children of a process, which are listed by thread. Threads and children may start and end
+    meanwhile.
+    """
     found: list[int] = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for task in list(Path(f"/proc/{pid}/task").iterdir()):
@@ -164,7 +168,7 @@ class ServeProcess:
             self._lines.put(line)
 
     def logged(self, part: str) -> str:
-        """Waits for the next line of the log that has this part."""
+        """Waits for the next line of the log that contains this text, and returns it."""
         while part not in (line := self._lines.get(timeout=TIMEOUT_SECONDS)):
             pass
         return line
@@ -193,7 +197,7 @@ def copy_selftest(home: Path) -> None:
     """Gives a new home the result of the self-test of the jail in the tests' own home. Otherwise, the server
     would repeat the self-test, which takes 0.2 s of CPU time.
     """
-    # Tests also use homes that cannot be written to.
+    # Ignore errors, because some tests use homes that cannot be written to.
     with contextlib.suppress(OSError):
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         shutil.copytree(_tested_cache(), home / "cache")

@@ -53,7 +53,8 @@ def main(pid: int, url: str) -> None:
 
 
 def _queued(pid: int) -> float:
-    # The event loop is in the main thread. Delays of this probe are not stalls either.
+    # Count the time that the event loop's thread, which is the main thread, waited for a processor. Add that
+    # of this probe, because its delays are not stalls either.
     return queued_seconds(pid, pid) + queued_seconds(os.getpid(), os.getpid())
 
 

@@ -1,8 +1,8 @@
 """Measures how long an event loop does not answer.
 
 A busy machine sometimes delays every process. So only the CPU time that the watched process used during a
-stall counts, without the time that its event loop was ready but waited for a processor. The rest is noise if
-it does not recur: `repeat_on_stall` repeats such a test.
+stall counts, without the time that its event loop was ready but waited for a processor. A stall may still be
+noise. Then it does not recur when `repeat_on_stall` repeats the test.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class LoopStalls:
         self._watcher: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> LoopStalls:
-        # As `hutch serve` does, because a garbage collection of all objects of a test process takes long.
-        # They stay frozen, because each later collection would otherwise take half a second.
+        # Freeze all objects as `hutch serve` does, because a garbage collection of all objects of a test
+        # process takes half a second. They stay frozen, so that later collections are fast, too.
         gc.collect()
         gc.freeze()
         self._watcher = asyncio.create_task(self._watch())
@@ -70,7 +70,7 @@ class LoopStalls:
 
     async def __aexit__(self, *_: object) -> None:
         assert self._watcher is not None
-        # Let the watcher see a stall that ends together with the block.
+        # Give the watcher time to notice a stall at the end of the block.
         await asyncio.sleep(0.005)
         self._watcher.cancel()
         await asyncio.gather(self._watcher, return_exceptions=True)
@@ -97,7 +97,8 @@ class LoopStalls:
 class ServerStalls:
     """Measures a server in another process: a probe requests `/health` again and again.
 
-    The probe is a process, because a thread of the tests would wait while they encode a large body.
+    The probe is a process, because a thread of the test process could not run while the test encodes a large
+    body.
     """
 
     def __init__(self, pid: int, url: str) -> None:
@@ -129,7 +130,9 @@ def _assert_short(longest: float, scenario: object) -> None:
 
 
 def _slowness() -> float:
-    """Returns how much slower this machine is now than the one for which the bound was chosen, at least 1."""
+    """Returns how many times slower this machine is now than the one for which the bound was chosen, but at
+    least 1.
+    """
     return max(1.0, min(_reference_work() for _ in range(3)) / REFERENCE_SECONDS)
 
 

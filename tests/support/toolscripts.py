@@ -111,12 +111,12 @@ class ScriptEnvironment:
             self._changed.notify_all()
 
     async def until_called(self, name: str, times: int = 1) -> None:
-        """Waits until scripts have called a tool."""
+        """Waits until scripts have called a tool this many times."""
         async with asyncio.timeout(TIMEOUT_SECONDS), self._changed:
             await self._changed.wait_for(lambda: self.calls().count(name) >= times)
 
     def calls(self) -> list[str]:
-        """Names of the called tools."""
+        """Returns the names of the called tools."""
         prefix = "/tools/"
         return [each.path.removeprefix(prefix) for each in self.requests if each.path.startswith(prefix)]
 
@@ -161,7 +161,7 @@ async def script_environment(
 
 @contextlib.asynccontextmanager
 async def usual_environment(folder: Path, **more: Any) -> AsyncIterator[ScriptEnvironment]:
-    """Three servers: `every` and `github` over stdio, `my-atlassian` over HTTP."""
+    """An environment with three MCP servers: `every` and `github` over stdio, `my-atlassian` over HTTP."""
     with running_app(tracker.app()) as tracker_server:
         servers = {
             "every": stdio("everything"),
@@ -173,7 +173,9 @@ async def usual_environment(folder: Path, **more: Any) -> AsyncIterator[ScriptEn
 
 
 def scripts_below(pid: int) -> list[int]:
-    """Deno processes that run scripts, without their parents."""
+    """Returns the Deno processes below a process that run scripts, without the bubblewrap processes around
+    them.
+    """
     return [
         each for each in descendants(pid) if is_runner(each, "script.js") and "run" in arguments_of(each)[:2]
     ]
@@ -195,7 +197,7 @@ def gateway(*arguments: str, cwd: Path | None = None, **env: str) -> Iterator[Ga
 
 
 def start_command(*arguments: str, cwd: Path | None = None, **env: str) -> subprocess.Popen[bytes]:
-    """Starts a command for interaction."""
+    """Starts a `hutch` command and returns its process, so that a test can interact with it."""
     return start_hutch(arguments, env=env, cwd=cwd)
 
 

@@ -15,7 +15,9 @@ import uvicorn
 
 
 class AsgiServer:
-    """A server that can be stopped and restarted at the same address, which is known in advance."""
+    """A server with an address that is known before its start. It can be stopped and restarted at the same
+    address.
+    """
 
     def __init__(self) -> None:
         self.port = 0
@@ -46,7 +48,7 @@ class AsgiServer:
             time.sleep(0.002)
 
     def _bind(self) -> socket.socket:
-        # asyncio disables Nagle's algorithm only if the protocol is given.
+        # The protocol must be given, because otherwise asyncio does not disable Nagle's algorithm.
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", self.port))
@@ -58,7 +60,8 @@ class AsgiServer:
             self._server.should_exit = self._server.force_exit = True
             self._thread.join(30)
             self._server = None
-            # The SDK's servers do not close their streams when stopped like this.
+            # Ignore warnings, because the SDK's servers do not close their streams when they are stopped in
+            # this way.
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ResourceWarning)
                 gc.collect()

@@ -52,7 +52,9 @@ def text(*parts: object, error: bool = False) -> CallToolResult:
 
 
 def start_processes() -> list[int]:
-    """Starts a child in this process group, and one in its own session with a child; returns their pids."""
+    """Starts two children: one in this process group, and one in its own session, which starts a child
+    itself. Returns the process ids of the two.
+    """
     sleep = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"]
     leave = "import os, subprocess, sys; os.setsid(); subprocess.Popen(sys.argv[1:]).wait()"
     commands = (sleep, [sys.executable, "-I", "-S", "-c", leave, *sleep])
@@ -257,7 +259,7 @@ class Everything:
         return ListResourcesResult(resources=[])
 
     async def read_resource(self, _: Any, params: Any) -> ReadResourceResult:
-        """Reads `file:///a`, `file:///pixel`, or a text of N characters: `text:N`."""
+        """Reads `file:///a`, `file:///pixel`, or `text:N`, which is a text of N characters."""
         contents = {"file:///a": {"text": "The text of a."}, "file:///pixel": {"blob": PIXEL}}
         kind, _, size = params.uri.partition(":")
         found = {"text": "x" * int(size)} if kind == "text" else contents.get(params.uri)

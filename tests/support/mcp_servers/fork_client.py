@@ -12,13 +12,13 @@ import sys
 
 with socket.socket(socket.AF_UNIX) as forker:
     forker.connect("\0" + sys.argv[1])
-    # pathlib takes longer to load than all of this.
+    # Not pathlib: loading it would take longer than the rest of this program.
     cwd = os.getcwd()  # noqa: PTH109
     order = {"script": sys.argv[2], "arguments": sys.argv[3:], "env": dict(os.environ), "cwd": cwd}
     data = json.dumps(order).encode()
     socket.send_fds(forker, [len(data).to_bytes(4, "big")], [0, 1, 2])
     forker.sendall(data)
-    # The server's copies must be the only ones.
+    # Close the streams here, so that only the forked server has them open.
     os.closerange(0, 3)
     status = forker.recv(4)
 code = os.waitstatus_to_exitcode(int.from_bytes(status, "big")) if status else 1

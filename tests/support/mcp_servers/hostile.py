@@ -78,7 +78,7 @@ class StringIds(Server):
         if request["params"].get("arguments", {}).get("how") == "error":
             send({"jsonrpc": "2.0", "id": id, "error": {"code": -32050, "message": "it will not"}})
         else:
-            # Twice: the second response is unexpected.
+            # Send two responses, the second of which is unexpected.
             for text in ("acted", "again"):
                 send({"jsonrpc": "2.0", "id": id, "result": content(text)})
 
@@ -125,7 +125,7 @@ class StrangeIds(Server):
 
 
 class ReportsProcess(Server):
-    """Returns information about its process, or exits on request."""
+    """Returns information about the server's process. Exits if the argument `die` is given."""
 
     def tools_call(self, request: dict[str, Any]) -> None:
         if "die" in request["params"].get("arguments", {}):
@@ -197,7 +197,9 @@ class WrongResult(Server):
 
 
 class Huge(Server):
-    """Sends a response of 100 MB with the id before or after it, or a small one on request."""
+    """Sends a response of 100 MB whose id is before or after the result, or a small response if the argument
+    says so.
+    """
 
     def tools_call(self, request: dict[str, Any]) -> None:
         how = request["params"].get("arguments", {}).get("id", "small")
@@ -286,7 +288,7 @@ class NoTools(Server):
 
 
 class Hangs(Server):
-    """Hangs at the first call."""
+    """Never responds to a call."""
 
     def tools_call(self, request: dict[str, Any]) -> None:
         time.sleep(3600)
@@ -301,7 +303,9 @@ class StopsReading(Server):
 
 
 class AnswersEarly(Server):
-    """Stops reading after the first call, and responds to the second one again and again."""
+    """Stops reading after the first call. Sends responses to the second call, which it has not read, again
+    and again.
+    """
 
     def tools_call(self, request: dict[str, Any]) -> None:
         super().tools_call(request)
@@ -324,7 +328,9 @@ class OnlySendsRequests(Server):
 
 
 class ClosesInput(Server):
-    """Closes its input at the first call, responds on request, and keeps running."""
+    """Closes its input at the first call and keeps running. Responds to the call only if the argument says
+    so.
+    """
 
     def tools_call(self, request: dict[str, Any]) -> None:
         os.close(0)
@@ -414,7 +420,9 @@ class Modern(Server):
 
 
 class Asking(Modern):
-    """Asks the user for a name, and for another one if it is empty. The state counts the questions."""
+    """Asks the user for a name, and asks again if the name is empty. The request state is the number of
+    questions so far.
+    """
 
     def tools_call(self, request: dict[str, Any]) -> None:
         params = request["params"]

@@ -110,7 +110,7 @@ def running_worker(
 
 
 class FrontApp:
-    """An `App` of this process that is a front of a cluster and runs no guests itself."""
+    """An `App` in this process that is a front of a cluster, so that only workers run guests."""
 
     def __init__(self, app: App) -> None:
         self.app = app

@@ -27,7 +27,7 @@ def yaml_documents(path: Path) -> list[dict[str, Any]]:
 
 
 def image_variables() -> dict[str, str]:
-    """Returns the variables that the image sets."""
+    """Returns the environment variables that the container image sets."""
     [block] = re.findall(r"^ENV ((?:.*\\\n)*.*)$", IMAGE, re.M)
     return dict(word.split("=", 1) for word in block.replace("\\\n", " ").split())
 
@@ -43,8 +43,8 @@ def image_health_check() -> list[str]:
 
 
 class Deployed:
-    """Services as processes. `replaced` has texts of the files that must differ here: host names, ports and
-    paths.
+    """Runs services as processes. `replaced` has the texts of the files, such as host names, ports and paths,
+    that must be replaced on this machine.
     """
 
     def __init__(self, folder: Path, replaced: Mapping[str, str]) -> None:
@@ -63,7 +63,7 @@ class Deployed:
     def start(
         self, name: str, command: Sequence[str], variables: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
-        """Starts a service. Its output is in the file NAME.log."""
+        """Starts a service. The output is written to the file NAME.log."""
         log = (self.folder / f"{name}.log").open("wb")
         with log:
             process = subprocess.Popen(
@@ -90,7 +90,7 @@ class Deployed:
         return self.folder / f"{name}-home"
 
     def check(self, command: Sequence[str], **variables: str) -> bool:
-        """Runs a check to its end, and returns whether it succeeded."""
+        """Runs a command to its end. Returns whether it succeeded."""
         done = subprocess.run(
             [self.local(word) for word in command],
             env=self._environ(variables),
@@ -102,7 +102,9 @@ class Deployed:
         return done.returncode == 0
 
     def check_in(self, name: str, command: Sequence[str]) -> bool:
-        """Like `check`, in the container of a service of Hutch."""
+        """Like `check`, but runs the command with the home of a service of Hutch, as in the container of the
+        service.
+        """
         return self.check([word.replace(HOME, str(self.home(name))) for word in command])
 
     def logs(self) -> str:
@@ -132,5 +134,5 @@ def deployed(folder: Path, replaced: Mapping[str, str]) -> Iterator[Deployed]:
 
 
 def substituted(text: str, values: Mapping[str, str]) -> str:
-    """Replaces the required variables of a Compose file."""
+    """Replaces the required variables of a Compose file (`${NAME:?}`) by their values."""
     return re.sub(r"\$\{(\w+):\?\}", lambda match: values[match[1]], text)
