@@ -287,11 +287,11 @@ async def test_unsampled_trace_is_passed_on_and_not_exported(anna: UserClient, o
 
 
 def test_endpoint_that_is_down_neither_delays_nor_fails_a_command() -> None:
-    """Nothing listens on port 9."""
+    """The endpoint is port 9, on which nothing listens."""
     variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
     done = hutch("eval", "1 + 1", env=variables)
     assert (done.returncode, done.stdout) == (0, "2\n")
-    # OpenTelemetry's own messages about each attempt are not shown.
+    # Only Hutch's message is shown, and not OpenTelemetry's own messages about each attempt.
     assert all("spans cannot be exported" in line for line in done.stderr.splitlines())
 
 
@@ -300,7 +300,8 @@ async def test_tracer_leaves_the_log_of_the_calling_program_alone(
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", otlp.url)
     library = logging.getLogger("opentelemetry")
-    # An earlier test may have run a command in this process, which does change the level.
+    # Reset the level, because an earlier test may have run a command in this process, and commands do change
+    # it.
     monkeypatch.setattr(library, "level", logging.NOTSET)
     tracer = await open_tracer()
     assert tracer is not None
@@ -362,5 +363,6 @@ async def test_endless_response_of_a_receiver_is_not_read(monkeypatch: pytest.Mo
     server.server_close()
     thread.join()
     assert (tracer.counters.exported, tracer.counters.failed) == (1, 0)
-    # The rest is in the buffers of the sockets.
+    # The server could send only a part of its answer: the client stopped reading, and the sockets' buffers
+    # became full.
     assert 0 < sent < 50_000_000
