@@ -1,6 +1,6 @@
 """Process that reads and writes a user's credentials until its stdin is closed.
 
-Prints how often it did, and fails if it reads a wrong value.
+Prints the number of rounds at the end. Fails if it reads a wrong value.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ async def main() -> None:
         print("ready", flush=True)
         count = 0
         while not stop.is_set():
-            # Use the user as first read, which is as stale as possible.
+            # Never read the user again, because the oldest possible copy of the user must still work.
             found = {each.credential.key: each.value for each in await vault.secrets(user, [HOST])}
             expected = {f"key-{number}": f"value {number}" for number in range(20)} | {"written": str(count)}
             if count == 0:

@@ -35,7 +35,8 @@ def test_every_altered_character_is_detected() -> None:
     for place in range(len(encrypted)):
         other = "A" if encrypted[place] != "A" else "B"
         altered = encrypted[:place] + other + encrypted[place + 1 :]
-        # The lowest bits of the last character are not part of the text.
+        # Changing the last character may have no effect, because its lowest bits are not part of the encoded
+        # data.
         if place < len(encrypted) - 1:
             with pytest.raises(VaultError):
                 crypto.decrypt(KEYS, altered)
