@@ -35,13 +35,14 @@ pytest_plugins = ["tests.support.parallel"]
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Garbage collections while pytest imports and collects the tests find nothing, and take a fifth of that time.
+# Switch garbage collection off while pytest imports and collects the tests: it would find nothing, and takes
+# a fifth of that time.
 gc.disable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Runs the files of this folder and of deploy/ first: some take long, and the other processes would have
-    to wait for them at the end.
+    """Runs the files of this folder and of deploy/ first, because some take long. If one of them ran last,
+    only one test process would still be busy.
     """
     folder = Path(__file__).parent
     items.sort(key=lambda item: item.path.parent not in (folder, folder / "deploy"))
@@ -79,7 +80,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def _certificates(**options: Any) -> ssl.SSLContext:
-    """Caches the SSL contexts that httpx2 would otherwise read anew for each client."""
+    """Caches SSL contexts. Otherwise httpx2 would read the certificates again for each client."""
     variables = tuple(os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"))
     return _read_once(variables, tuple(options.items()))
 
@@ -91,7 +92,9 @@ def _read_once(_: object, options: tuple[tuple[str, Any], ...]) -> ssl.SSLContex
 
 @pytest.fixture(scope="session")
 async def sandbox(anyio_backend: object, environment: None) -> AsyncIterator[hutch.Hutch]:
-    """A Hutch with default settings. Tests that change the pool create their own."""
+    """A Hutch with default settings, which all tests share. Tests that change the pool create their own
+    Hutch.
+    """
     async with hutch.Hutch() as started:
         yield started
 
@@ -131,7 +134,7 @@ def store_settings(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[S
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def new_store_settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
-    """Like `store_settings`, with a new database, which has no tables yet."""
+    """Like `store_settings`, but the database has no tables yet."""
     home = str(tmp_path / "home")
     if request.param == "sqlite":
         return Settings(home=home)
@@ -147,7 +150,9 @@ async def store(store_settings: Settings) -> AsyncIterator[Store]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServeProcess]:
-    """Default settings, except a debug log and a long grace period for cancelled executions."""
+    """A server with default settings, except that it logs at debug level and has a long grace period for
+    cancelled executions.
+    """
     with running_server(
         HUTCH_LOG_LEVEL="debug", HUTCH_LOG_JSON="true", HUTCH_CANCEL_GRACE_MS="10000"
     ) as running:

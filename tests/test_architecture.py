@@ -12,7 +12,8 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src/hutch"
 
-# Lowest first. A package may import its own layer and lower layers. Names below "hutch.".
+# Layers of packages in "hutch", the lowest first. A package may import packages of its own and of lower
+# layers.
 LAYERS: Sequence[set[str]] = (
     {
         "_version",
@@ -39,7 +40,8 @@ LAYERS: Sequence[set[str]] = (
     {"__init__", "__main__", "cli"},
 )
 
-# Layers inside a package. Modules that are not listed may be imported by, and may import, all of it.
+# Layers inside of packages, the lowest first. Modules that are not listed may import all modules of the
+# package, and may be imported by all.
 INNER_LAYERS: dict[str, Sequence[set[str]]] = {
     "egress": ({"addresses", "policy", "redaction", "resolver"}, {"client", "proxy"}),
     "sandbox": ({"deno_binary", "temp_dirs"}, {"jail"}, {"runner", "selftest"}, {"pool"}),
@@ -50,7 +52,7 @@ INNER_LAYERS: dict[str, Sequence[set[str]]] = {
     "protocols.toolscript": ({"checker", "jail_server"}, {"codegen", "gateway"}, {"execute"}),
 }
 
-# Protocols do not import each other, except that flows and MCP tools run the others.
+# The other protocols that each protocol may import. Only flows and MCP tools run other protocols.
 PROTOCOL_IMPORTS: dict[str, set[str]] = {
     "abilities": set(),
     "execbox": set(),
@@ -71,8 +73,8 @@ def modules(package: str = "") -> Iterator[tuple[str, Path]]:
 
 
 def runtime_imports(path: Path) -> frozenset[str]:
-    """Returns the modules of hutch that a module imports, including lazy imports, but not imports for type
-    hints.
+    """Returns the modules of hutch that a module imports at run time: lazy imports count, imports for type
+    hints do not.
     """
     first, lazy = all_imports(path)
     return first | lazy
@@ -80,8 +82,8 @@ def runtime_imports(path: Path) -> frozenset[str]:
 
 @functools.cache
 def all_imports(path: Path) -> tuple[frozenset[str], frozenset[str]]:
-    """Returns the modules of hutch that a module imports when it is imported, and those that its functions
-    import lazily.
+    """Returns two sets of modules of hutch: those that the module imports when it is loaded, and those that
+    its functions import lazily.
     """
     first: set[str] = set()
     lazy: set[str] = set()
@@ -171,13 +173,15 @@ def test_no_folder_has_more_than_15_modules() -> None:
 
 
 def test_each_module_can_be_imported_first() -> None:
-    """No module needs a module that imports it during its import, so the order of imports does not matter."""
+    """Checks that imports have no cycles while modules are loaded, so that the order of imports does not
+    matter.
+    """
     known = {module.removesuffix(".__init__"): path for module, path in modules()}
 
     def needed(module: str, path: Path) -> set[str]:
-        # `hutch.a.b` is a module, or the name `b` of the module `hutch.a`.
+        # An imported name `hutch.a.b` may be a module, or a name `b` in the module `hutch.a`.
         imported = {name if name in known else name.rpartition(".")[0] for name in all_imports(path)[0]}
-        # Python imports the packages of a module before the module.
+        # Python loads the packages that contain a module before the module itself.
         packages = {package for name in imported for package in packages_of(name)} - {
             module,
             *packages_of(module),

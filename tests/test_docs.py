@@ -41,7 +41,7 @@ def rows(table: str) -> list[list[str]]:
 
 
 def names(table: str) -> list[str]:
-    """Returns the first column."""
+    """Returns the first column of a table."""
     return [row[0].strip("` ") for row in rows(table)]
 
 

@@ -95,7 +95,7 @@ def test_bar_in_code_of_a_table_needs_no_backslash() -> None:
     ],
 )
 def test_links_to_files_become_links_to_pages(link: str, expected: str) -> None:
-    # A page in docs/ that the site shows one level deeper, so that every link changes.
+    # Adapt a page of docs/ as if it were one level deeper on the site, so that every link must change.
     assert adapt(f"[x]({link})", DOCS / "a.md", "how-to/a.md") == f"[x]({expected})\n"
 
 

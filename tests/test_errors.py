@@ -1,4 +1,4 @@
-"""Explanations for a HUTCH_HOME that cannot be used."""
+"""Error messages about a HUTCH_HOME that cannot be used."""
 
 from __future__ import annotations
 

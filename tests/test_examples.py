@@ -153,7 +153,7 @@ def test_session_start_hook_starts_a_gateway_and_exports_its_address(
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     variables = tmp_path / "variables"
     try:
-        # The second time the gateway is running already.
+        # Run the hook twice. The second time, the gateway is already running.
         for _ in range(2):
             hook = [str(EXAMPLES / "session-start-hook.sh"), str(variables)]
             subprocess.run(hook, cwd=project, timeout=60, check=True)
@@ -244,7 +244,7 @@ def test_flows_page_shows_the_examples_and_they_run(tmp_path: Path) -> None:
 
 
 def gateways(port: int) -> list[int]:
-    """Returns the processes that were started as gateways with this port in their environment."""
+    """Returns the gateway processes that have this port in their environment."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

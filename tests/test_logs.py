@@ -1,4 +1,4 @@
-"""Log lines: texts from clients and guests cannot forge them."""
+"""Log lines, which texts from clients and guests cannot forge."""
 
 from __future__ import annotations
 
@@ -82,7 +82,9 @@ class Terminal(io.StringIO):
 
 
 def open_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """Called by tests and not a fixture, because pytest replaces `sys.stderr` after the fixtures."""
+    """Replaces `sys.stderr` by a fake terminal. Not a fixture, because pytest replaces `sys.stderr` after the
+    fixtures.
+    """
     monkeypatch.delenv("NO_COLOR", raising=False)
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)

@@ -1,6 +1,6 @@
 """Runs the commands and the code of README.md and docs/ as a reader would.
 
-A command that is not run has a reason here. All `hutch` commands are at least parsed.
+For a command that is not run, this file must contain the reason. All `hutch` commands are at least parsed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ROOT = Path(__file__).parent.parent
 PROGRAMS = Path(sys.executable).parent
 TIMEOUT_SECONDS = 120
 
-# Beginnings of commands that are not run, with the reason.
+# Commands that begin with these words are not run, for the reason given here.
 NOT_RUN = {
     "make ": "builds or tests all of this project; it is how this test was started",
     ". .venv/bin/activate": "the test has `hutch` on its PATH",
@@ -72,7 +72,7 @@ NOT_RUN = {
 }
 # An argument in capitals stands for a value that the reader chooses, and brackets for an optional argument.
 PLACEHOLDER = re.compile(r"(?<![$\w])[A-Z]{2,}(_[A-Z]+)?(?![\w=])|\[--")
-# Commands without effects, which are run on the first page that has them.
+# Commands without effects. They are run only on the first page that has them.
 ONCE = {"hutch doctor"}
 
 TEMPLATES = """
@@ -95,7 +95,7 @@ SHOP = {
     "servers": [{"url": "https://api.shop.example"}],
     "paths": {"/orders": {"get": {"operationId": "listOrders", "responses": {"200": {"description": "OK"}}}}},
 }
-# Files that a page tells the reader to create.
+# Files that a page tells the reader to create, by page.
 FILES: dict[str, dict[str, str]] = {
     "README.md": {"report.ts": "const n: number = 2; return n"},
     "docs/abilities.md": {
@@ -110,9 +110,9 @@ FILES: dict[str, dict[str, str]] = {
         "my-tool/index.js": MY_TOOL,
     },
 }
-# Exit codes other than 0 that the page mentions, by the beginnings of commands.
+# Exit codes other than 0 that a page mentions, by the beginning of the command.
 EXIT_CODES = {"hutch tool ./my-tool  ": 2}
-# Commands that create data that a page expects.
+# Commands that create data which a page expects, by page.
 BEFORE = {"docs/how-to/rotate-keys.md": "hutch user add bo; hutch key add bo > old"}
 
 
@@ -135,7 +135,7 @@ def snippets(*languages: str) -> list[Snippet]:
 
 
 def commands(snippet: Snippet) -> Iterator[str]:
-    """Yields the commands of a block. In a block with prompts, the other lines are output."""
+    """Yields the commands of a block. In a block with prompts, only the lines with a prompt are commands."""
     lines = snippet.text.splitlines()
     if any(line.startswith("$ ") for line in lines):
         lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
@@ -154,7 +154,8 @@ def commands(snippet: Snippet) -> Iterator[str]:
             command = ""
 
 
-# Lists all commands. The pages about each of them have commands that can be run.
+# Pages whose commands are only parsed. docs/cli.md lists all commands, and other pages have examples of each
+# that can be run. tests/cluster/test_scaling_page.py runs docs/scaling.md.
 ONLY_PARSED = {"docs/cli.md", "docs/scaling.md"}
 
 
@@ -220,7 +221,7 @@ def test_every_hutch_command_has_valid_arguments() -> None:
 
 
 def arguments(command: str) -> tuple[str, list[str]]:
-    """Returns the first program of a command and its arguments."""
+    """Returns the first program of a shell command, and the program's arguments."""
     lexer = shlex.shlex(command.replace("\\\n", " "), posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     words = [*lexer]
@@ -284,7 +285,7 @@ def test_commands_of_the_page_succeed(page: str, reader: Reader, tmp_path: Path)
     }
     if page == "docs/how-to/step-kinds.md":
         install_step_kind(page, tmp_path)
-        # A forked process would not find the package.
+        # Use the real `hutch`, because a forked process would not find the package.
         environ |= {"PYTHONPATH": str(tmp_path / "packages"), "PATH": f"{PROGRAMS}:{os.environ['PATH']}"}
     lines = [
         BEFORE.get(page, ""),
@@ -314,7 +315,7 @@ def test_commands_of_the_page_succeed(page: str, reader: Reader, tmp_path: Path)
 
 
 def adapt(command: str, reader: Reader, folder: Path) -> str:
-    """Replaces the address of the server and other values that differ for every reader."""
+    """Replaces the address of the server, and other values that every reader replaces by their own."""
     address = reader.server.url.removeprefix("http://")
     command = re.sub(r"(localhost|127\.0\.0\.1):4111", address, command).replace("8099", str(reader.api_port))
     command = command.replace("curl ", "curl --silent --show-error --fail-with-body --noproxy '*' ")
@@ -332,7 +333,9 @@ def adapt(command: str, reader: Reader, folder: Path) -> str:
 
 
 def expected_output(page: str) -> list[str]:
-    """Returns patterns for the output that the page shows after commands. `…` stands for any text."""
+    """Returns patterns for the output that the page shows below its commands. In the page, `…` stands for any
+    text.
+    """
     found = []
     for snippet in snippets("sh"):
         if snippet.page == page and all(reason_not_to_run(command) is None for command in commands(snippet)):
@@ -373,7 +376,7 @@ class Catalogue:
 )
 async def test_python_code_runs(snippet: Snippet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if re.search(r"run_sync|asyncio\.run|execv", snippet.text):
-        # A whole program.
+        # The snippet is a whole program, so it is run as a process.
         (tmp_path / "program.py").write_text(snippet.text)
         done = await asyncio.to_thread(
             subprocess.run,

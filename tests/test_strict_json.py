@@ -56,9 +56,9 @@ def test_only_utf_8_is_accepted(text: bytes) -> None:
         (b'["\\"' + b"[" * 500 + b'"]', False),
         (b'["\\\\",' + b"[" * 500 + b"]" * 500 + b"]", True),
         (b'["\\\\\\"' + b"[" * 500 + b'"]', False),
-        (b'["a","' + b'{"a' * 300 + b'"]', True),  # malformed, and too deep before the error
+        (b'["a","' + b'{"a' * 300 + b'"]', True),  # malformed, but already too deep before the error
         (b"[" * 200_000 + b"]" * 200_000, True),
-        (b"]" * 500 + b"[" * 500, False),  # malformed from its first byte: left to the decoder
+        (b"]" * 500 + b"[" * 500, False),  # malformed from its first byte, which the decoder reports
     ],
 )
 def test_depth_is_determined_from_the_text_alone(line: bytes, deep: bool) -> None:
@@ -92,14 +92,15 @@ def test_values_outside_of_strings_are_counted(line: bytes, values: int) -> None
 @pytest.mark.parametrize("at", range(-4, 4))
 @pytest.mark.parametrize("escape", [b'\\"', b"\\\\", b'\\\\\\"'])
 def test_long_text_is_counted_in_slices_that_do_not_split_escapes(at: int, escape: bytes) -> None:
-    """An escape near the end of the first slice, which has one mebibyte."""
+    """The escape is near the end of the first slice, which has a size of one mebibyte."""
     text = b'["' + b"x" * (1024 * 1024 + at) + escape + b'[[,,",1,[[]]]'
     assert find_excess(text, 3, 5) is None
     assert find_excess(text, 3, 4) == "values"
     assert find_excess(text, 2, 5) == "depth"
 
 
-# Large texts are made when they are needed: other test processes collect these tests too.
+# Large texts are made by functions, because every test process collects these tests and would otherwise make
+# them, too.
 TEN_MB = 10_000_000
 
 
@@ -133,7 +134,7 @@ def test_ten_hostile_megabytes_are_checked_in_linear_time(make_line: Callable[[]
     started = time.process_time()
     is_too_deep(line, 128)
     find_excess(line, 128, 250_000)
-    assert time.process_time() - started < 10  # under a second when the machine is idle
+    assert time.process_time() - started < 10  # takes less than a second when the machine is idle
 
 
 @pytest.mark.parametrize(
@@ -162,7 +163,7 @@ def test_duplicate_key_is_searched_in_linear_time(make_text: Callable[[], bytes]
     text = make_text()
     started = time.process_time()
     assert find_duplicate_key(text) is None
-    assert time.process_time() - started < 10  # about half a second when the machine is idle
+    assert time.process_time() - started < 10  # takes about half a second when the machine is idle
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
