@@ -31,7 +31,8 @@ Run = Callable[..., Awaitable[hutch.Result]]
 
 pytest_plugins = ["tests.support.parallel"]
 
-# Shells start background jobs with SIGINT ignored, which child processes would inherit.
+# Handle SIGINT again: a shell starts background jobs with SIGINT ignored, and child processes would inherit
+# that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -56,7 +57,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Replaces lone surrogates in logged text, which cannot be sent to another process."""
+    """Replaces lone surrogates in logged text, because text with them cannot be sent to another process."""
     report = yield
     report.sections = [(name, well_formed(text)) for name, text in report.sections]
     return report

@@ -55,7 +55,7 @@ def test_misspelled_field_would_be_noticed() -> None:
 
 
 def test_manifests_have_no_anchors() -> None:
-    """Not every version of kustomize resolves merge keys."""
+    """Some versions of kustomize do not resolve YAML merge keys, so the manifests must not use anchors."""
     for name in KUSTOMIZATION["resources"]:
         assert "<<:" not in (FOLDER / name).read_text()
 

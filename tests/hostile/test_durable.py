@@ -53,7 +53,7 @@ async def continued(h: hutch.Hutch, waiting: hutch.Result) -> hutch.Result:
 
 @repeat_on_stall
 async def test_large_memory_is_stored_and_restored_without_a_stall(h: hutch.Hutch) -> None:
-    """60 MiB took 45 and 74 ms when they were encoded and decoded in one piece."""
+    """Encoding 60 MiB in one piece took 45 ms, and decoding them 74 ms."""
     code = RANDOM.replace("SIZE", "58") + "await tools.later(); return bytes.length"
     async with LoopStalls() as stalls:
         waiting = await suspended(h, code)

@@ -125,7 +125,7 @@ def resume_and_approve(home: FlowHome, run_id: str) -> tuple[int, str, str]:
         while "asks for approval" not in log and (line := process.stderr.readline()):
             log += line
         if "asks for approval" in log:
-            # The question may be printed before it is stored.
+            # Try until the approval succeeds, because the question may be printed before it is stored.
             wait_until(lambda: home.run("approve", run_id, "code").returncode == 0)
         output, rest = process.communicate(timeout=TIMEOUT_SECONDS)
     return process.returncode, output, log + rest

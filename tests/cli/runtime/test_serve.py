@@ -77,7 +77,7 @@ def test_capabilities_are_answered_without_heavy_imports() -> None:
 
 
 def test_capabilities_are_answered_quickly() -> None:
-    """The target is 0.15 s, which `make bench` measures; this limit is for busy machines."""
+    """`make bench` measures the target of 0.15 s. The limit here is higher, because the machine may be busy."""
     with running_runtime() as one:
         one.result("Capabilities")
     began = time.monotonic()

@@ -1,4 +1,6 @@
-"""One fake executor per test module, reset to full compliance before each test."""
+"""Fixtures: one fake executor for each test module, which complies with the whole protocol again before each
+test.
+"""
 
 from __future__ import annotations
 

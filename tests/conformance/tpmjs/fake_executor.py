@@ -273,7 +273,7 @@ def answering(response: bytes | None, *, reset: bool = False) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as peers:
 
         def serve() -> None:
-            # Ends when the listener is closed.
+            # Closing the listener raises OSError in this thread and so ends the loop.
             with contextlib.suppress(OSError):
                 while True:
                     peer = peers.enter_context(listener.accept()[0])

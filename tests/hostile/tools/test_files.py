@@ -125,7 +125,7 @@ async def test_storage_of_a_tool_ends_with_its_process(tools: ToolServer) -> Non
 
 
 async def test_allowed_attempts_succeed(tools: ToolServer) -> None:
-    """Without this, the refusals above would prove nothing."""
+    """Shows that allowed attempts work at all. Otherwise the refusals in other tests would prove nothing."""
     allowed = {
         "its tree": "return fs.readFileSync('/pkg/load.mjs', 'utf8')",
         "its scratch space": "fs.writeFileSync('/tmp/x', 'x'); return fs.readFileSync('/tmp/x', 'utf8')",

@@ -1,4 +1,4 @@
-"""Parameters that take long to decode and encode."""
+"""Parameters of tools that take long to decode and encode do not block the event loop."""
 
 from __future__ import annotations
 
