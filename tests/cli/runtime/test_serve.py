@@ -77,7 +77,7 @@ def test_capabilities_are_answered_without_heavy_imports() -> None:
 
 
 def test_capabilities_are_answered_quickly() -> None:
-    """`make bench` measures the target of 0.15 s. The limit here is higher, because the machine may be busy."""
+    """`make bench` measures the target of 0.15 s. The limit here allows for a busy machine."""
     with running_runtime() as one:
         one.result("Capabilities")
     began = time.monotonic()

@@ -126,10 +126,8 @@ async def test_message_can_be_sent_again(harness: QueueHarness) -> None:
     async with listening(Target("410 Gone", "200 OK")) as target:
         await harness.add(webhook=Webhook(target.url))
         row = await until(harness, is_over)
-        assert (row.state, row.attempts) == (
-            "failed",
-            1,
-        )  # the status 410 means that the target wants no more messages
+        # The status 410 means that the target wants no more messages.
+        assert (row.state, row.attempts) == ("failed", 1)
         assert await harness.queue.send_again(row.id)
         row = await until(harness, lambda row: row.state == "delivered")
         assert [attempt.status for attempt in row.attempt_list] == [410, 200]
