@@ -92,7 +92,7 @@ class ExternalLauncher:
         self._command = command
         self._max_line_bytes = max_line_bytes
 
-    async def launch(self, profile: Profile, *, in_background: bool = False) -> Runner:  # noqa: ARG002
+    async def launch(self, profile: Profile, *, in_background: bool = False) -> Runner:
         """Starts a runner. Raises SandboxUnavailable."""
         command = self._command
         channel = StreamChannel(self._max_line_bytes)
