@@ -41,7 +41,7 @@ from hutch.protocols.abilities.outcome import (
     parse_statuses,
 )
 from hutch.protocols.abilities.params import params_error
-from hutch.protocols.abilities.produces import ValueNotFound, find_credential, mask_body
+from hutch.protocols.abilities.produced_credentials import ValueNotFound, find_credential, mask_body
 from hutch.protocols.abilities.requests import CREDENTIAL_KEY_HEADER
 from hutch.protocols.abilities.sandbox_run import AbilityRun
 from hutch.protocols.abilities.wrapper import (

@@ -280,7 +280,7 @@ class Registry:
             known = ", ".join(self.names())
             raise UnknownKind(f"there is no kind of step {name[:100]!r}; expected one of {known}")
         try:
-            from hutch.protocols.rep.kinds.old_path import allow_old_path
+            from hutch.protocols.rep.kinds.former_import_path import allow_old_path
 
             allow_old_path()
             kind = point.load()

@@ -8,7 +8,7 @@ from importlib import import_module
 import pytest
 
 from hutch import step_kinds
-from hutch.protocols.rep.kinds.old_path import NEW_PATH, OLD_PATH, allow_old_path
+from hutch.protocols.rep.kinds.former_import_path import NEW_PATH, OLD_PATH, allow_old_path
 
 
 @pytest.fixture(autouse=True)
