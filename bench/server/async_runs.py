@@ -1,5 +1,5 @@
-"""Asynchronous runs on PostgreSQL with fsync: how many are accepted a second, how long a client waits for the
-acceptance, and how long an accepted run waits on an idle server.
+"""Measures asynchronous runs on PostgreSQL with fsync: how many are accepted a second, how long a client
+waits for the acceptance, and how long an accepted run waits on an idle server.
 """
 
 from __future__ import annotations

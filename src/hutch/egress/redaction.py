@@ -56,7 +56,7 @@ _COOKIES = re.compile(r"[^\s=;,]+=[^;]*(?:; *[^\s=;,]+=[^;]*)*;? *")
 # Characters that most encoders leave unescaped.
 _UNESCAPED = re.compile(r"[A-Za-z0-9_.-]*")
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789")
-# Formats in which strict encoders write a byte.
+# Ways in which encoders that escape every character except letters and digits write one byte.
 _STRICT_FORMATS = (
     *("%{:02x}", "%{:02X}", "\\x{:02x}", "\\x{:02X}", "\\u{:04x}", "\\u{:04X}"),
     *("&#x{:x};", "&#x{:X};", "&#{};"),

@@ -21,7 +21,9 @@ _EXTRAS = {
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
-    """Returns a message with the command that installs the missing package, or None for other modules."""
+    """Returns a message with the command that installs the missing package. Returns None if the module
+    does not belong to an extra of Hutch.
+    """
     module = (error.name or "").partition(".")[0]
     extra = _EXTRAS.get(module)
     if extra is None:

@@ -79,7 +79,10 @@ function skipEqualPairs(memory: BigInt64Array, base: BigInt64Array, at: number):
   return at;
 }
 
-/** Adds the start and the end of each run of blocks beyond the image that are not 0. */
+/**
+ * Finds the used memory after the end of the image. Appends to `bounds` where each sequence of blocks with other
+ * bytes than 0 starts and ends.
+ */
 function addUsedBlocks(bounds: number[], memory: Uint32Array, from: number): void {
   let start = -1;
   for (let block = from; block < memory.length; block += BLOCK_WORDS) {

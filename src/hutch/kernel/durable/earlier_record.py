@@ -1,4 +1,4 @@
-"""Reads the record of a run from before its suspension, for the record of the whole run."""
+"""Reads what was recorded of a run before its suspension. The final record contains these calls and logs."""
 
 from __future__ import annotations
 

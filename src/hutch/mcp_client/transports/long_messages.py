@@ -83,8 +83,8 @@ class LongResults:
         return encode_decoded_value(self._shorten(message))
 
     def _shorten(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Returns a short message with the parts that the SDK needs to accept or refuse it. Leaves out values
-        of these parts that are long.
+        """Returns a copy of the message that has only the fields that the SDK needs to accept or refuse the
+        message. The copy also leaves out long values of these fields.
         """
         short: dict[str, Any] = {
             name: value

@@ -276,8 +276,8 @@ class Pool:
         return best
 
     def _may_add_process(self, owned: list[Runner], *, urgent: bool) -> bool:
-        """Returns True if an owner may get another process. With `urgent`, all processes of the owner are
-        full. Otherwise the owner may get another process only while a core is idle.
+        """Returns True if an owner may get another process. The caller passes `urgent` if all processes of
+        the owner are full. Without `urgent`, the owner gets another process only while a core is idle.
         """
         # Exclude processes that are being replaced.
         count = sum(runner.is_alive and not self._is_retiring(runner) for runner in owned)

@@ -1,4 +1,4 @@
-/** Runs as the server describes them: see docs/runs.md. */
+/** Types of the records of runs that the HTTP API returns; see docs/runs.md. */
 
 export interface RunError {
   code: string;
