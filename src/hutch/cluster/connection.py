@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
@@ -24,7 +26,17 @@ logger = logging.getLogger("hutch.cluster")
 CONNECT_SECONDS = 10.0
 """Time for which a starting process tries to reach NATS."""
 RECONNECT_SECONDS = 0.1
-PING_SECONDS = 2
+CONNECT_TIMEOUT_SECONDS = 3
+# Time limit of the first attempt to reconnect. It is short, because an attempt that begins while the link is
+# cut is lost. Each further attempt has twice the time, up to CONNECT_TIMEOUT_SECONDS.
+RECONNECT_TIMEOUT_SECONDS = 1.0
+# Connects again if the server's machine has acknowledged nothing for this time. TCP would send again after
+# longer and longer intervals, so that a link that was cut for 2 s would be silent for more than 3 s.
+MAX_UNACKNOWLEDGED_MS = 1000
+# A ping finds out that the link is cut, if nothing else is sent.
+PING_SECONDS = 0.25
+# Connects again after this number of unanswered pings, if the server's machine acknowledges packets.
+MAX_PINGS = 24
 DISCARD_SECONDS = 0.2
 
 
@@ -47,6 +59,7 @@ class ClusterConnection:
         self._away_since: float | None = None
         self._is_closing = False
         self.on_reconnect: list[Callable[[], None]] = []
+        self._set_timeouts()
 
     @classmethod
     async def open(cls, settings: Settings, name: str) -> Self:
@@ -62,6 +75,8 @@ class ClusterConnection:
         async def on_error(error: Exception) -> None:
             last_error[:] = [error]
             logger.debug("NATS: %s", error)
+            if connection:
+                connection[0]._extend_timeout()
 
         async def on_disconnect() -> None:
             if connection:
@@ -81,11 +96,11 @@ class ClusterConnection:
                     error_cb=on_error,
                     disconnected_cb=on_disconnect,
                     reconnected_cb=on_reconnect,
-                    connect_timeout=3,
+                    connect_timeout=CONNECT_TIMEOUT_SECONDS,
                     reconnect_time_wait=RECONNECT_SECONDS,  # type: ignore[arg-type]
                     max_reconnect_attempts=1,
-                    ping_interval=PING_SECONDS,
-                    max_outstanding_pings=2,
+                    ping_interval=PING_SECONDS,  # type: ignore[arg-type]
+                    max_outstanding_pings=MAX_PINGS,
                     allow_reconnect=False,
                     **options,
                 )
@@ -162,6 +177,23 @@ class ClusterConnection:
                 except (NatsError, OSError) as error:
                     logger.debug("a message was not sent: %s", error)
 
+    def _set_timeouts(self) -> None:
+        """Sets the timeouts of a new connection, and of the next attempt to reconnect."""
+        self._client.options["connect_timeout"] = RECONNECT_TIMEOUT_SECONDS
+        writer: asyncio.StreamWriter | None = getattr(self._client._transport, "_bare_io_writer", None)
+        if writer is None or writer.is_closing():
+            return
+        # uvloop's own socket object has only a part of the methods. The connection may be lost meanwhile.
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as copy,
+        ):
+            copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, MAX_UNACKNOWLEDGED_MS)
+
+    def _extend_timeout(self) -> None:
+        timeout = self._client.options["connect_timeout"]
+        self._client.options["connect_timeout"] = min(CONNECT_TIMEOUT_SECONDS, timeout * 2)
+
     def _disconnected(self) -> None:
         if self._away_since is None and not self._is_closing:
             logger.warning("the connection to NATS is lost")
@@ -171,6 +203,7 @@ class ClusterConnection:
     def _reconnected(self) -> None:
         logger.warning("the connection to NATS is back")
         self._away_since = None
+        self._set_timeouts()
         for action in self.on_reconnect:
             action()
 

@@ -28,8 +28,10 @@ QUIET_SECONDS = 2.5
 # shorter, so that no execution runs twice at the same time. The difference is more than ANNOUNCE_SECONDS,
 # because the last announcement of the front may arrive that much later than the last announcement of the
 # worker.
-FRONT_LOST_SECONDS = 3.5
-WORKER_LOST_SECONDS = 5.0
+# FRONT_LOST_SECONDS is long enough for a link that is cut for 2 s: the last announcement was received up to
+# ANNOUNCE_SECONDS earlier, and connecting again takes up to a second.
+FRONT_LOST_SECONDS = 4.0
+WORKER_LOST_SECONDS = 5.5
 CHECK_SECONDS = 0.25
 
 A = TypeVar("A", bound=Announcement)
