@@ -103,7 +103,7 @@ class Membership:
         self.has_workers = asyncio.Event()
         """Set once a worker was found."""
         self.on_unheard: Callable[[], None] = lambda: None
-        """Called if a worker has not heard of this front yet."""
+        """Called if a worker has not heard of this front, or not for some time."""
         self._links: dict[bytes, KnownWorker] = {}
 
     async def start(self) -> None:
@@ -137,11 +137,17 @@ class Membership:
             if worker is not None:
                 self._lose(worker, "it was stopped")
             return
+        if worker is not None and worker.link.id in announcement.lost_links:
+            self._lose(worker, "it had lost this server and has cancelled its executions")
+            worker = None
         if worker is None:
             if self._node.id not in announcement.fronts:
                 self.on_unheard()
                 return
             worker = self._add(announcement)
+        elif monotonic() - worker.last_seen > QUIET_SECONDS:
+            # If its link was cut, the worker has not heard of this front either.
+            self.on_unheard()
         worker.announcement = announcement
         worker.last_seen = monotonic()
         worker.is_full.clear()

@@ -53,6 +53,10 @@ class WorkerAnnouncement(Announcement, frozen=True, kw_only=True):
     """Ids of the fronts that the worker has heard of. A front ignores a worker that does not name it, because
     such an announcement may have been recorded before the front was started.
     """
+    lost_links: list[bytes] = []
+    """Ids of links whose fronts the worker has lost and not heard of a new link of. Their executions are
+    cancelled.
+    """
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):

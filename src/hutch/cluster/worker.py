@@ -96,6 +96,8 @@ class Worker:
         self._fronts: dict[str, FrontLink] = {}
         self._links: dict[bytes, FrontLink] = {}
         self._used_links: dict[bytes, None] = {}
+        self._lost_links: dict[str, bytes] = {}
+        """Id of the last link to each front that was lost."""
         self._heard_fronts: dict[str, float] = {}
         """Time of the last announcement of each front."""
         self._packages: dict[str, Profile] = {}
@@ -158,10 +160,11 @@ class Worker:
         for id, heard_at in [*self._heard_fronts.items()]:
             if monotonic() - heard_at > FORGET_SECONDS:
                 del self._heard_fronts[id]
+                self._lost_links.pop(id, None)
         for front in [*self._fronts.values()]:
             if monotonic() - front.last_seen > FRONT_LOST_SECONDS:
                 logger.warning("the front %s is lost; its executions are cancelled", front.hello.node)
-                self._forget(front)
+                self._lose(front)
 
     def _announce(self) -> None:
         if self._announce_timer is not None:
@@ -201,12 +204,15 @@ class Worker:
             spares=[name for name, profile in self._packages.items() if self._pool.has_unused(profile)],
             is_draining=self._is_draining,
             fronts=[*self._heard_fronts],
+            lost_links=[*self._lost_links.values()],
         )
 
     def _front_announced(self, announcement: FrontAnnouncement) -> None:
         self._heard_fronts.pop(announcement.id, None)
         if not announcement.is_leaving:
             self._heard_fronts[announcement.id] = monotonic()
+        else:
+            self._lost_links.pop(announcement.id, None)
         front = self._fronts.get(announcement.id)
         if front is None:
             # Announce this worker early, so that a new front knows its workers sooner.
@@ -216,6 +222,11 @@ class Worker:
             self._forget(front)
         else:
             front.last_seen = monotonic()
+
+    def _lose(self, front: FrontLink) -> None:
+        """Cancels the executions of a front that may still wait for them. The next announcement says so."""
+        self._forget(front)
+        self._lost_links[front.hello.front] = front.link.id
 
     def _forget(self, front: FrontLink) -> None:
         for lease in [*front.leases.values()]:
@@ -263,6 +274,7 @@ class Worker:
             # The front opens a new link because it has lost the old one, and with it all executions of the
             # old link.
             self._forget(old)
+        self._lost_links.pop(hello.front, None)
         front = FrontLink(hello)
         subject = node.subjects.front(hello.front)
 
@@ -289,7 +301,7 @@ class Worker:
 
     def _link_lost(self, front: FrontLink, reason: str) -> None:
         logger.warning("the link to the front %s is lost: %s", front.hello.node, reason)
-        self._forget(front)
+        self._lose(front)
 
     # --- leases ---
 
