@@ -31,7 +31,7 @@ install: .venv/.compiled $(BUNDLE) .venv/.jail ## create .venv with all dependen
 serve: install ## run the server with example tools for the playground; options in ARGS
 	@exec .venv/bin/hutch serve --examples $(ARGS)
 
-test: install .venv/.postgres .venv/.curl .venv/.chromium style ## lint, type checks, Python tests and guest tests
+test: install .venv/.postgres .venv/.curl .venv/.chromium .venv/.iproute style ## lint, type checks, Python tests and guest tests
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going pytest checks
 
 # Two processes per core, at most 8: tests often wait, but those with timing need some of the processor.
@@ -165,6 +165,13 @@ $(BUNDLE): .venv/.installed $(BUNDLE_SOURCES)
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { $(call apt,chromium fonts-dejavu-core); }
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { echo "the tests need Chromium," \
 		"which could not be installed: run 'apt install chromium'" >&2; exit 1; }
+	@touch $@
+
+# The tests of clusters run machines in network namespaces.
+.venv/.iproute: .venv/.made
+	@command -v ip >/dev/null || { $(call apt,iproute2); }
+	@command -v ip >/dev/null || { echo "the tests need the program ip, which could not be installed:" \
+		"run 'apt install iproute2'" >&2; exit 1; }
 	@touch $@
 
 # Installs packages if that needs no password; otherwise does nothing.
