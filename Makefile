@@ -46,7 +46,7 @@ checks:
 bench: install .venv/.bench ## measure speed and size against baselines
 	.venv/bin/python -m bench $(ARGS)
 
-chaos: install .venv/.postgres ## kill machines of a cluster at random for two minutes; options in ARGS
+chaos: install .venv/.postgres .venv/.iproute ## kill machines of a cluster at random for two minutes; options in ARGS
 	.venv/bin/python -m tests.cluster.chaos $(ARGS)
 
 docs: install .venv/.docs ## build the documentation site in build/site

@@ -7,6 +7,10 @@ started again. Afterwards:
 - no tool was called twice for the same key;
 - no answer was wrong;
 - no process is left.
+
+With `--links`, each of them except PostgreSQL is in a network namespace of its own, and links are cut at
+random too. Executions then wait for workers while servers are killed, so that an asynchronous run may also
+end as a dead letter because it has lost three servers.
 """
 
 from __future__ import annotations
@@ -21,15 +25,18 @@ import random
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
 from tests.support.databases import PostgresServer, running_postgres
 from tests.support.network.clusters import SECRET, NatsServer, free_port
+from tests.support.network.namespaces import Network, running_network
 from tests.support.processes import HUTCH, copy_selftest, descendants
 
 import hutch
@@ -39,6 +46,11 @@ PR_SET_CHILD_SUBREAPER = 36
 # Error codes that a caller may get when a machine was killed. Every other answer must be the right result.
 ALLOWED = {"busy", "interrupted", "internal_error", "cancelled", "shutting_down", "connection_lost"}
 SETTLE_SECONDS = 90.0
+LOST_SERVERS = "The run has lost 3 servers"
+FRONTS = ("front0", "front1")
+WORKERS = ("worker0", "worker1", "worker2")
+# Ports in the network namespaces.
+NATS_PORT, FRONT_PORT = 4222, 4111
 LIMITS = {"timeout_ms": 20_000}
 
 
@@ -85,6 +97,28 @@ class NatsNode:
         self.server.stop()
 
 
+class Links:
+    """Network namespaces for all nodes, and ports of loopback for the fronts."""
+
+    def __init__(self, network: Network, ports: list[int]) -> None:
+        self.network = network
+        self.ports = ports
+        self.nats_url = f"nats://{network.address('nats')}:{NATS_PORT}"
+
+    def nats(self, home: Path) -> Node:
+        home.mkdir()
+        program = str(Path(sysconfig.get_path("scripts")) / "nats-server")
+        command = [program, "-a", self.network.address("nats"), "-p", str(NATS_PORT)]
+        return Node("nats", [*self.network.entering("nats"), *command], {"HUTCH_HOME": str(home)})
+
+
+@contextlib.contextmanager
+def opened_links() -> Iterator[Links]:
+    with contextlib.ExitStack() as stack:
+        network = stack.enter_context(running_network("nats", *FRONTS, *WORKERS))
+        yield Links(network, [stack.enter_context(network.forwarded(name, FRONT_PORT)) for name in FRONTS])
+
+
 class PostgresNode:
     kind = "postgres"
 
@@ -101,38 +135,39 @@ class PostgresNode:
 
 
 class Chaos:
-    def __init__(self, folder: Path, postgres: PostgresServer, seed: int) -> None:
+    def __init__(self, folder: Path, postgres: PostgresServer, seed: int, links: Links | None) -> None:
         self.random = random.Random(seed)
-        self.nats = NatsNode()
+        self._links = links
+        self.nats: Any = NatsNode() if links is None else links.nats(folder / "nats")
         self.postgres = PostgresNode(postgres)
         database = postgres.new_database()
         shared = {
-            "HUTCH_CLUSTER_URL": self.nats.server.url,
+            "HUTCH_CLUSTER_URL": self.nats.server.url if links is None else links.nats_url,
             "HUTCH_CLUSTER_SECRET": SECRET,
             "HUTCH_QUICKJS_WARM": "0",
             "HUTCH_DENO_WARM": "0",
             "HUTCH_DRAIN_SECONDS": "5",
         }
-        self.ports = [free_port() for _ in range(2)]
+        self.ports = [free_port() for _ in FRONTS] if links is None else links.ports
         self.nodes: list[Any] = [self.nats, self.postgres]
-        for number, port in enumerate(self.ports):
+        for name, port in zip(FRONTS, self.ports, strict=True):
             env = {
                 **shared,
-                "HUTCH_HOME": self._home(folder / f"front{number}"),
-                "HUTCH_PORT": str(port),
+                "HUTCH_HOME": self._home(folder / name),
+                "HUTCH_PORT": str(port if links is None else FRONT_PORT),
                 "HUTCH_DATABASE_URL": database,
                 "HUTCH_CLUSTER_LOCAL": "false",
                 "HUTCH_ASYNC_LEASE_SECONDS": "2",
                 "HUTCH_MASTER_KEY": base64.b64encode(bytes(range(32))).decode(),
-                "HUTCH_CLUSTER_NODE": f"front{number}",
+                "HUTCH_CLUSTER_NODE": name,
             }
-            self.nodes.append(Node("front", [*HUTCH, "serve"], env))
-        for number in range(3):
-            env = {**shared, "HUTCH_HOME": self._home(folder / f"worker{number}")}
-            env["HUTCH_CLUSTER_NODE"] = f"worker{number}"
-            self.nodes.append(Node("worker", [*HUTCH, "worker"], env))
+            self.nodes.append(Node("front", [*self._entering(name), *HUTCH, "serve"], env))
+        for name in WORKERS:
+            env = {**shared, "HUTCH_HOME": self._home(folder / name), "HUTCH_CLUSTER_NODE": name}
+            self.nodes.append(Node("worker", [*self._entering(name), *HUTCH, "worker"], env))
         self.outcomes: Counter[str] = Counter()
         self.kills: Counter[str] = Counter()
+        self.cuts: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.accepted: dict[str, int] = {}
@@ -142,6 +177,9 @@ class Chaos:
     def _home(home: Path) -> str:
         copy_selftest(home)
         return str(home)
+
+    def _entering(self, name: str) -> list[str]:
+        return [] if self._links is None else self._links.network.entering(name)
 
     async def run(self, seconds: float) -> None:
         for node in self.nodes:
@@ -153,7 +191,7 @@ class Chaos:
             self._repeat(until, work)
             for work in (self._code, self._code, self._deno, self._tool, self._queue)
         ]
-        await asyncio.gather(self._kill(until), *load)
+        await asyncio.gather(self._kill(until), self._cut(until), *load)
         await self._ready(self.ports)
         await self._finish()
 
@@ -182,6 +220,15 @@ class Chaos:
             self.kills[kind] += 1
             await asyncio.sleep(self.random.uniform(0.1, 1.5))
             await asyncio.to_thread(node.start)
+
+    async def _cut(self, until: float) -> None:
+        """Cuts one link after another, for times that all, some or no sessions survive."""
+        while self._links is not None and time.monotonic() < until:
+            await asyncio.sleep(self.random.uniform(0.5, 2.0))
+            name = self.random.choice(["nats", *FRONTS, *WORKERS])
+            with self._links.network.cut_off(name):
+                self.cuts[name.rstrip("012")] += 1
+                await asyncio.sleep(self.random.choice([0.5, 2.0, 4.0, 7.0]))
 
     async def _repeat(self, until: float, work: Any) -> None:
         while time.monotonic() < until:
@@ -282,6 +329,8 @@ class Chaos:
                     result = (await http.get(f"{self._url()}/runs/{run_id}/result")).json()
                     if result.get("ok"):
                         self._judge("queued run", result.get("result"), expected)
+                    elif self._links and result["error"]["message"] == LOST_SERVERS:
+                        self.outcomes["queued run lost its servers"] += 1
                     else:
                         self.wrong.append(f"queued run: {result}, {body}")
                     del open_runs[run_id]
@@ -293,7 +342,7 @@ class Chaos:
                 await asyncio.sleep(0.2)
 
     def stop(self) -> None:
-        nodes = [node for node in self.nodes if isinstance(node, Node)]
+        nodes = [node for node in self.nodes if isinstance(node, Node) and node is not self.nats]
         for node in nodes:
             node.stop()
         for node in nodes:
@@ -327,13 +376,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--links", action="store_true", help="cut links between network namespaces too")
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else int(time.time())
     adopt_orphans()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    with tempfile.TemporaryDirectory(prefix="hutch-chaos-") as folder, running_postgres() as postgres:
+    with (
+        tempfile.TemporaryDirectory(prefix="hutch-chaos-") as folder,
+        running_postgres() as postgres,
+        opened_links() if options.links else contextlib.nullcontext() as links,
+    ):
         before = set(descendants(os.getpid()))
-        chaos = Chaos(Path(folder), postgres, seed)
+        chaos = Chaos(Path(folder), postgres, seed, links)
         try:
             asyncio.run(chaos.run(options.seconds))
         finally:
@@ -342,7 +396,7 @@ def main() -> int:
                 for log in sorted(Path(folder).glob("*/log")):
                     print(f"--- {log.parent.name}\n{log.read_text(errors='replace')[-3000:]}")
         orphans = remaining(before)
-    print(f"seed {seed}; killed {dict(chaos.kills)}")
+    print(f"seed {seed}; killed {dict(chaos.kills)}; cut links of {dict(chaos.cuts)}")
     for outcome, count in sorted(chaos.outcomes.items()):
         print(f"  {count:6} {outcome}")
     problems = [*chaos.problems(), *(f"orphan: {each}" for each in orphans)]

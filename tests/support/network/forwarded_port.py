@@ -16,17 +16,23 @@ async def main(descriptor: int, port: int) -> None:
 
 
 async def _forward(port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Forwards a connection until one end closes it."""
     with contextlib.closing(writer), contextlib.suppress(OSError):
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
+        pumps = [
+            asyncio.ensure_future(pump) for pump in (_pump(reader, far_writer), _pump(far_reader, writer))
+        ]
         with contextlib.closing(far_writer):
-            await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        for pump in pumps:
+            pump.cancel()
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(1 << 16):
-        writer.write(data)
-        await writer.drain()
-    writer.write_eof()
+    with contextlib.suppress(OSError):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ FORBIDDEN = (
     " kernel.apparmor_restrict_unprivileged_userns=0`). {}"
 )
 FOLDER = Path(__file__).parent
+PARENT_DEATH = ("setpriv", "--pdeathsig", "KILL")
 
 
 class Network:
@@ -62,7 +63,11 @@ class Network:
         """Returns the command that runs this one on a machine. Its process ends with the thread that starts
         it.
         """
-        return [*self._entering(f"root/run/netns/{name}"), *command]
+        return [*self.entering(name), *PARENT_DEATH, *command]
+
+    def entering(self, name: str) -> list[str]:
+        """Returns the beginning of a command that runs on a machine, and does not end with its thread."""
+        return self._entering(f"root/run/netns/{name}")
 
     def cut(self, name: str) -> None:
         """Cuts the link of a machine. Packets vanish, without an error at either end."""
@@ -92,7 +97,9 @@ class Network:
         )
         script = str(FOLDER / "delayed_link.py")
         command = [sys.executable, "-IS", script, name, f"{name}.near", str(seconds)]
-        process = subprocess.Popen([*self._entering("ns/net"), *command], stdout=subprocess.PIPE)
+        process = subprocess.Popen(
+            [*self._entering("ns/net"), *PARENT_DEATH, *command], stdout=subprocess.PIPE
+        )
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n"
@@ -127,8 +134,7 @@ class Network:
         return f"{name}.far" if name in self._delayed else name
 
     def _entering(self, namespace: str) -> list[str]:
-        enter = [*self._enter, f"--net=/proc/{self._shell.pid}/{namespace}"]
-        return [*enter, "setpriv", "--pdeathsig", "KILL"]
+        return [*self._enter, f"--net=/proc/{self._shell.pid}/{namespace}"]
 
     def _run(self, *commands: str) -> None:
         status, output = _ask(self._shell, " && ".join(commands))
