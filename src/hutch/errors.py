@@ -219,6 +219,25 @@ class ResumeError(HutchError):
     too_many_suspended, too_many_questions or token_in_use; over HTTP also approval_needed or tools_elsewhere.
     """
 
+    CODES = frozenset(
+        {
+            "already_answered",
+            "cancelled",
+            "checkpoint_ended",
+            "checkpoint_expired",
+            "checkpoint_in_use",
+            "checkpoint_incompatible",
+            "checkpoint_invalid",
+            "checkpoint_not_found",
+            "checkpoint_superseded",
+            "token_in_use",
+            "too_many_questions",
+            "too_many_suspended",
+            "tools_elsewhere",
+            "unknown_call",
+        }
+    )
+
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code

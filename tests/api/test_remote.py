@@ -175,7 +175,7 @@ async def test_errors_are_the_same_as_locally(remote: Remote, code: str, expecte
         assert expected[1] in r.error.message
 
 
-async def test_session_on_the_server_with_tools_of_the_client(remote: Remote) -> None:
+async def test_session_on_the_server_with_tools_of_the_client(server: ServeProcess, remote: Remote) -> None:
     async with remote as h, h.session("work") as s:
         await s.run("let items = [await tools.add({a: 1, b: 1})]", tools=[add])
         lines: list[str] = []
@@ -202,7 +202,7 @@ async def test_session_on_the_server_with_tools_of_the_client(remote: Remote) ->
         await copy.delete()
         with pytest.raises(hutch.SessionError, match="There is no session copy"):
             await copy.info()
-    async with hutch.connect(h._url, api_key="secret") as other:
+    async with hutch.connect(server.execbox, api_key="secret") as other:
         assert (await other.session("work").run("items")).result == [2]
 
 

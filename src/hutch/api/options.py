@@ -23,6 +23,7 @@ McpConfig = str | Path | Mapping[str, Any]
 
 class _CommonOptions(TypedDict, total=False):
     inputs: Mapping[str, Any] | None
+    files: Files | None
     engine: Engine | None
     mcp: McpConfig | None
     check: bool
@@ -53,7 +54,6 @@ class RemoteStartOptions(_CommonOptions, total=False):
 class StartOptions(RemoteStartOptions, total=False):
     """Keyword arguments of `Hutch.start`."""
 
-    files: Files | None
     owner: str
 
 
@@ -66,7 +66,6 @@ class RemoteOptions(_CommonOptions, total=False):
 class LocalOptions(RemoteOptions, total=False):
     """Keyword arguments of `Hutch.run` other than `tools`."""
 
-    files: Files | None
     owner: str
 
 

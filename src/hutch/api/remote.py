@@ -9,33 +9,40 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
-from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from hutch.errors import Busy, HutchError, InvalidExecution, SandboxUnavailable, SessionError
+from hutch.api.remote_connection import MAX_MESSAGE_BYTES, RemoteConnection
+from hutch.errors import (
+    Busy,
+    HutchError,
+    InvalidExecution,
+    ResumeError,
+    SandboxUnavailable,
+    SessionError,
+)
 from hutch.kernel.error_hints import with_unavailable_servers
 from hutch.kernel.execution import Execution
 from hutch.kernel.kernel import check_limit
 from hutch.sandbox.runner.profile import profile_for
-from hutch.session.channels.websocket import EXTENSIONS_HEADER, SESSIONS_EXTENSION, WebSocketChannel
+from hutch.session.channels.websocket import SESSIONS_EXTENSION
 from hutch.session.events.live_run import Run
 from hutch.session.events.log_relay import relay_logs
-from hutch.session.host import Session
+from hutch.session.extensions.client_session import MAX_FILE_BYTES, MAX_FILES
+from hutch.session.extensions.messages import ResumeRequest
+from hutch.session.files.model import FileLimits, input_files
 from hutch.session.inputs import encode_inputs
 from hutch.session.json_value import encode_value
 from hutch.session.limits import Limits
 from hutch.session.messages import SessionRequest
-from hutch.session.multiplexer import Multiplexer
-from hutch.session.run import Result, RunHandle, RunQueued, new_run_id, refused_result
+from hutch.session.run import Result, RunHandle, RunQueued, refused_result
+from hutch.session.suspension import Answer, answer_of, answers_of
 from hutch.session.tools.provider import Provider, check_providers
-from hutch.telemetry.trace_context import calling_span
 
 if TYPE_CHECKING:
-    from websockets.asyncio.client import ClientConnection
-
     from hutch.api.options import (
         Engine,
+        Files,
         McpConfig,
         RemoteOptions,
         RemoteStartOptions,
@@ -46,11 +53,11 @@ if TYPE_CHECKING:
     from hutch.kernel.sessions.sessions import SessionInfo, Variable
     from hutch.protocols.toolscript.providers import McpConfigurations
 
-EXECBOX_PATH = "/execbox"
-MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 # Upper bound for the parts of an `execute` message other than code and tools.
 OVERHEAD_BYTES = 4096
 _DEFAULT_LIMITS = Limits()
+# Upper bounds; the server checks its own limits.
+_FILE_LIMITS = FileLimits(MAX_FILES, MAX_FILE_BYTES)
 
 
 class Remote:
@@ -60,17 +67,10 @@ class Remote:
     """
 
     def __init__(self, url: str, *, api_key: str | None = None) -> None:
-        self._url = _execbox_url(url)
-        self._api_key = api_key
-        self._multiplexer: Multiplexer | None = None
-        self._channel: WebSocketChannel | None = None
-        self._reader: asyncio.Task[None] | None = None
-        self._connecting = asyncio.Lock()
-        self._closed = False
-        self._has_sessions = False
+        self._connection = RemoteConnection(url, api_key)
 
     async def __aenter__(self) -> Self:
-        await self._connected()
+        await self._connection.open()
         return self
 
     async def __aexit__(
@@ -84,6 +84,7 @@ class Remote:
         *,
         tools: Tools = None,
         inputs: Mapping[str, Any] | None = None,
+        files: Files | None = None,
         on_log: Callable[[str], object] | None = None,
         engine: Engine | None = None,
         mcp: McpConfig | None = None,
@@ -102,6 +103,7 @@ class Remote:
             code,
             tools=tools,
             inputs=inputs,
+            files=files,
             engine=engine,
             mcp=mcp,
             check=check,
@@ -116,8 +118,89 @@ class Remote:
 
     async def start(self, code: str, **options: Unpack[RemoteStartOptions]) -> Run:
         """Starts guest code on the server without waiting for its result; see `Hutch.start`."""
+        execution = await self._execution(code, **options)
         # The id is empty, because the server chooses it.
-        return Run(partial(self._execute, await self._execution(code, **options)), RunHandle(id=""))
+        return Run(partial(self._execute, execution), RunHandle(id=""), self._seal)
+
+    async def resume(
+        self,
+        run: str | bytes,
+        results: Mapping[str, Any] | None = None,
+        *,
+        errors: Mapping[str, str] | None = None,
+        tools: Tools = None,
+    ) -> Run:
+        """Continues a suspended run of this user on the server; see `Hutch.resume`. The run may have been
+        started over another connection, or before a restart of the server. It must have been started by
+        `hutch.connect`.
+
+        Raises ResumeError, InvalidTool and InvalidExecution, SandboxUnavailable if the server cannot be
+        reached, and HutchError if the server does not support suspended runs.
+        """
+        from hutch.api.options import providers_of
+
+        answers = await answers_of(results, errors)
+        providers = providers_of(tools)
+        check_providers(providers)
+        sealed = {"checkpoint": run} if isinstance(run, bytes) else None
+        execution = _resuming(answers, providers, sealed)
+        request = ResumeRequest("" if isinstance(run, bytes) else run)
+        handle = RunHandle(id=request.run)
+        resumed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        continued = Run(partial(self._execute_resumed, execution, request, resumed), handle, self._seal)
+        ended = asyncio.ensure_future(continued.result())
+        try:
+            waiting: set[asyncio.Future[Any]] = {resumed, ended}
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if not resumed.done():
+                await ended
+        except asyncio.CancelledError:
+            continued.cancel()
+            raise
+        finally:
+            ended.cancel()
+        return continued
+
+    async def resolve(self, token: str, value: Any = None, *, error: str | None = None) -> str:
+        """Delivers the result of a call of this user's runs whose tool returned `Deferred(token)`, or its
+        error; see `Hutch.resolve`.
+        """
+        if error is None:
+            answer = await answer_of(value, "value")
+        else:
+            answer = Answer(code="tool_error", message=error)
+        request = ResumeRequest(action="resolve", token=token)
+        result = await self._manage_run(_resuming({"call": answer}), request)
+        return str(result.result)
+
+    async def _seal(self, run_id: str) -> bytes:
+        request = ResumeRequest(run_id, "seal")
+        result = await self._manage_run(_resuming({}), request)
+        return result.files[0].data
+
+    async def _manage_run(self, execution: Execution, request: ResumeRequest) -> Result:
+        """Performs an action on a suspended run. Raises HutchError."""
+        _, result = await self._connection.execute(execution, RunHandle(), request)
+        if result.error is not None:
+            raise _resume_error(result)
+        return result
+
+    async def _execute_resumed(
+        self, execution: Execution, request: ResumeRequest, resumed: asyncio.Future[None], run: RunHandle
+    ) -> Result:
+        def on_resumed() -> None:
+            assert run.session is not None
+            run.id = run.session.run_id
+            resumed.set_result(None)
+
+        async def attempt() -> Result:
+            # Never repeated, because the results of calls may have been delivered.
+            _, result = await self._connection.execute(execution, run, request, on_resumed)
+            if not resumed.done():
+                raise _resume_error(result)
+            return result
+
+        return await self._report_end(attempt(), run)
 
     def session(self, session_id: str | None = None) -> StatefulSession:
         """Returns a session on the server; see `Hutch.session`. The turns of the session share their
@@ -151,11 +234,7 @@ class Remote:
         """Runs an action on a session of the server. Raises SessionError, and HutchError if the server does
         not support sessions.
         """
-        await self._connected()
-        if not self._has_sessions:
-            raise HutchError(
-                f"{self._url} does not support sessions.", remedy="Use a Hutch server that supports them."
-            )
+        await self._connection.require(SESSIONS_EXTENSION, "sessions")
         limits = msgspec.structs.replace(execution.limits, session=request)
         result = await self._execute(msgspec.structs.replace(execution, limits=limits), run)
         error = result.error
@@ -169,6 +248,7 @@ class Remote:
         *,
         tools: Tools = None,
         inputs: Mapping[str, Any] | None = None,
+        files: Files | None = None,
         engine: Engine | None = None,
         mcp: McpConfig | None = None,
         check: bool = False,
@@ -204,6 +284,7 @@ class Remote:
             providers=providers,
             unavailable_servers=unavailable,
             inputs=encoded,
+            files=None if files is None else input_files(files, _FILE_LIMITS),
         )
 
     @cached_property
@@ -214,30 +295,32 @@ class Remote:
         return McpConfigurations(load_settings())
 
     async def _execute(self, execution: Execution, run: RunHandle) -> Result:
+        return await self._report_end(self._run_with_retry(execution, run), run)
+
+    async def _report_end(self, running: Awaitable[Result], run: RunHandle) -> Result:
         if run.listeners:
             run.emit(RunQueued())
         try:
-            result = await self._run_with_retry(execution, run)
+            result = await running
         except BaseException as error:
             run.fail(error.code if isinstance(error, HutchError) else "cancelled")
             raise
-        result = with_unavailable_servers(result, execution.unavailable_servers)
         run.end(result)
         return result
 
     async def _run_with_retry(self, execution: Execution, run: RunHandle) -> Result:
-        session, result = await self._attempt(execution, run)
+        session, result = await self._connection.execute(execution, run)
         if session.lost and not session.call_count and execution.limits.session is None:
             # Retry, because the connection was dead or the server stopped, and no tool was called yet. Do not
             # retry a turn of a session, which may have changed the session.
             with contextlib.suppress(SandboxUnavailable):
-                session, result = await self._attempt(execution, run)
+                session, result = await self._connection.execute(execution, run)
         if result.error is not None and result.error.retry_after is not None and not session.started:
             if result.error.name == "QuotaExceeded":
                 return refused_result(result.error.message, result.error.retry_after, result.run_id)
             message = result.error.message.removesuffix(f" Try again in {result.error.retry_after:g} s.")
             raise Busy(f"The server is busy: {message}", retry_after=result.error.retry_after)
-        return result
+        return with_unavailable_servers(result, execution.unavailable_servers)
 
     def as_tool(
         self,
@@ -256,72 +339,9 @@ class Remote:
 
     async def close(self) -> None:
         """Cancels running executions and closes the connection."""
-        self._closed = True
-        multiplexer, channel, reader = self._multiplexer, self._channel, self._reader
-        self._multiplexer = self._channel = self._reader = None
+        await self._connection.close()
         if "_mcp_configurations" in self.__dict__:
             await self._mcp_configurations.close()
-        if multiplexer is None or channel is None or reader is None:
-            return
-        for session in list(multiplexer.sessions.values()):
-            if isinstance(session, Session):
-                session.cancel()
-        multiplexer.close()
-        await channel.finished()
-        reader.cancel()
-        await asyncio.wait({reader})
-
-    async def _attempt(self, execution: Execution, run: RunHandle) -> tuple[Session, Result]:
-        multiplexer = await self._connected()
-        session = run.session = multiplexer.open(
-            new_run_id(),
-            execution.code,
-            execution.limits,
-            execution.providers,
-            run.report_started,
-            inputs=execution.inputs,
-            listeners=run.listeners,
-            trace=calling_span(),
-        )
-        try:
-            return session, await session.wait()
-        except asyncio.CancelledError:
-            session.cancel()
-            raise
-        finally:
-            multiplexer.forget(session)
-
-    async def _connected(self) -> Multiplexer:
-        if self._closed:
-            raise HutchError("This connection was closed.", remedy="Create a new one with hutch.connect().")
-        async with self._connecting:
-            if self._multiplexer is None or self._multiplexer.close_reason is not None:
-                self._multiplexer = await self._connect()
-            return self._multiplexer
-
-    async def _connect(self) -> Multiplexer:
-        from websockets.asyncio.client import connect
-        from websockets.exceptions import InvalidStatus, WebSocketException
-
-        headers = {EXTENSIONS_HEADER: SESSIONS_EXTENSION}
-        if self._api_key:
-            headers["Authorization"] = f"Bearer {self._api_key}"
-        try:
-            socket = await connect(
-                self._url, additional_headers=headers, max_size=MAX_MESSAGE_BYTES, compression=None
-            )
-        except InvalidStatus as error:
-            raise SandboxUnavailable(f"{self._url} {_explain_status(error.response.status_code)}") from None
-        except (OSError, WebSocketException, TimeoutError) as error:
-            reason = str(error) or type(error).__name__
-            raise SandboxUnavailable(
-                f"{self._url} cannot be reached: {reason}.", remedy="Is `hutch serve` running there?"
-            ) from None
-        extensions = socket.response.headers.get_all(EXTENSIONS_HEADER) if socket.response else []
-        self._has_sessions = SESSIONS_EXTENSION in extensions
-        self._channel = _channel(socket)
-        self._reader = asyncio.get_running_loop().create_task(_read(socket, self._channel))
-        return Multiplexer(self._channel, full_manifests=True, trusted=True)
 
 
 def connect(url: str, *, api_key: str | None = None) -> Remote:
@@ -380,21 +400,47 @@ class _RemoteSessions:
         return result.raise_for_error().result
 
 
+def _resuming(
+    answers: Mapping[str, Answer],
+    providers: Sequence[Provider] = (),
+    files: Mapping[str, bytes] | None = None,
+) -> Execution:
+    """Returns the `execute` that delivers results and continues a run. Raises InvalidExecution."""
+    results = [
+        encode_value(call_id) + b":" + answer.result_json
+        for call_id, answer in answers.items()
+        if answer.result_json is not None
+    ]
+    errors = {call_id: answer.message for call_id, answer in answers.items() if answer.result_json is None}
+    inputs = b'{"errors":' + encode_value(errors) + b',"results":{' + b",".join(results) + b"}}"
+    _check_size("", providers, inputs)
+    return Execution(
+        code="",
+        profile=profile_for("quickjs"),
+        limits=_DEFAULT_LIMITS,
+        providers=providers,
+        inputs=inputs if answers else None,
+        files=None if files is None else input_files(files, _FILE_LIMITS),
+    )
+
+
+def _resume_error(result: Result) -> HutchError:
+    """Returns the exception for a request about a suspended run that was refused."""
+    error = result.error
+    assert error is not None
+    if error.retry_after is not None:
+        return Busy(error.message, retry_after=error.retry_after)
+    if error.name in ResumeError.CODES:
+        return ResumeError(error.name, error.message)
+    field, _, detail = error.message.partition(": ")
+    if error.code == "validation_error" and detail:
+        return InvalidExecution(field, detail)
+    return SandboxUnavailable(f"The run was not continued: {error.message}")
+
+
 def _limit(name: str, value: float | None) -> float:
     default: float = getattr(_DEFAULT_LIMITS, name)
     return default if value is None else check_limit(name, value)
-
-
-def _execbox_url(url: str) -> str:
-    """Adds the default path if the URL has no path. Raises InvalidExecution if it is not a WebSocket URL."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("ws", "wss") or not parts.hostname:
-        raise InvalidExecution(
-            "url", f"expected a URL such as ws://127.0.0.1:4111{EXECBOX_PATH}, got {url!r}"
-        )
-    if "@" in parts.netloc:
-        raise InvalidExecution("url", "expected a URL without a user; pass the key as `api_key`")
-    return urlunsplit(parts if parts.path.strip("/") else parts._replace(path=EXECBOX_PATH))
 
 
 def _check_size(code: str, providers: Sequence[Provider], inputs: bytes | None) -> None:
@@ -407,36 +453,3 @@ def _check_size(code: str, providers: Sequence[Provider], inputs: bytes | None) 
         raise InvalidExecution(
             "code", f"has {size} bytes of JSON with its tools and inputs; the limit is {maximum}"
         )
-
-
-def _explain_status(status: int) -> str:
-    if status == 401:
-        return "refused the connection: the API key is missing or wrong."
-    if status == 404:
-        return f"has no Execbox endpoint (404): on a Hutch server its path is {EXECBOX_PATH}."
-    return f"refused the connection: it answered {status}."
-
-
-def _channel(socket: ClientConnection) -> WebSocketChannel:
-    from websockets.exceptions import ConnectionClosed
-
-    async def send(text: str) -> None:
-        try:
-            await socket.send(text)
-        except ConnectionClosed as error:
-            raise ConnectionError(str(error)) from error
-
-    async def close(reason: str) -> None:
-        await socket.close(1000, reason)
-
-    return WebSocketChannel(send, close)
-
-
-async def _read(socket: ClientConnection, channel: WebSocketChannel) -> None:
-    from websockets.exceptions import ConnectionClosed
-
-    try:
-        while True:
-            channel.feed(await socket.recv())
-    except ConnectionClosed as error:
-        channel.on_disconnect(str(error))

@@ -66,6 +66,9 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     """True if every server with the same store has the run's tools, so that another server can continue the
     run.
     """
+    has_client_tools: bool = False
+    """True if only the client that started the run has its tools, so that only this client can continue it.
+    """
     is_storable: bool = False
     """True to store the run if memory is scarce while it waits for tools. Durable runs are stored anyway."""
     asks_client: bool = False

@@ -30,7 +30,7 @@ from hutch.session.messages import (
     Job,
     Log,
     Memory,
-    RunnerMessage,
+    ServerMessage,
     Started,
     Suspended,
     ToolCall,
@@ -280,11 +280,7 @@ class Session:
         self._timer = self._loop.call_at(now + first, self._check_deadline)
         resumed = self._resumed
         state = None if resumed is None else resumed.state_after(time() - resumed.saved_at)
-        options = options_json(self.limits, self._is_observed, self._peer.trusted)
-        if self._peer.trusted and self._trace is not None:
-            options = options[:-1] + f',"traceparent":"{self._trace.traceparent}"}}'.encode()
-        if self._input_files is not None:
-            options = options[:-1] + b',"files":' + self._input_files.listing() + b"}"
+        options = self._options()
         turn = None if self._turn is None else turn_json(self._turn)
         line = execute_line(
             self.id, self._code, options, self._manifests, self._job, self._inputs, state, turn
@@ -292,6 +288,14 @@ class Session:
         if self._memory_line:
             line, self._memory_line = self._memory_line + line, b""
         self._peer.send(line)
+
+    def _options(self) -> bytes:
+        options = options_json(self.limits, self._is_observed, self._peer.trusted)
+        if self._peer.trusted and self._trace is not None:
+            options = options[:-1] + f',"traceparent":"{self._trace.traceparent}"}}'.encode()
+        if self._input_files is not None:
+            options = options[:-1] + b',"files":' + self._input_files.listing() + b"}"
+        return options
 
     async def send_replies(self) -> None:
         """Sends the replies that arrived while the guest was suspended, and repeats its interrupted calls.
@@ -358,7 +362,7 @@ class Session:
             await self._waiter
         return self.result
 
-    def receive(self, message: RunnerMessage) -> bool:
+    def receive(self, message: ServerMessage) -> bool:
         """Handles a message. Returns True if the message was expected."""
         if isinstance(message, ToolCall):
             return not self._has_ended and not self._cancelling and self.tool_calls.receive(message)
@@ -434,9 +438,13 @@ class Session:
             self._is_moving = True
             self._suspend()
 
-    def _receive_suspension(self, message: Memory | Suspended) -> bool:
+    def _receive_suspension(self, message: ServerMessage) -> bool:
         memory = self._memory
-        if memory is None or (self._turn is not None and isinstance(message, Suspended)):
+        if (
+            memory is None
+            or not isinstance(message, Memory | Suspended)
+            or (self._turn is not None and isinstance(message, Suspended))
+        ):
             return False
         if isinstance(message, Memory):
             if not memory.add(message.data):

@@ -9,6 +9,14 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from hutch.errors import ProtocolError
+from hutch.session.extensions.messages import (
+    FilePart,
+    Resumed,
+    Stored,
+    SuspendRefused,
+    SuspendRequest,
+    WaitingCall,
+)
 from hutch.session.json_value import (
     MAX_DEPTH,
     NotJsonSafe,
@@ -28,6 +36,7 @@ from hutch.session.messages import (
     Log,
     Memory,
     RunnerMessage,
+    ServerMessage,
     Started,
     Suspended,
     ToolCall,
@@ -59,6 +68,7 @@ TOO_DEEP = "a message is nested too deeply"
 
 _from_host = msgspec.json.Decoder(HostMessage)
 _from_runner = msgspec.json.Decoder(RunnerMessage)
+_from_server = msgspec.json.Decoder(ServerMessage)
 
 
 class RefusedExecute(ProtocolError):
@@ -77,14 +87,25 @@ def decode_from_runner(line: bytes) -> RunnerMessage:
     A payload of more than MAX_READ_PAYLOAD_BYTES may be malformed JSON, so the caller must decode it before
     anything else uses it.
     """
-    message: RunnerMessage | None = None
+    message: RunnerMessage = _decode_from_peer(_from_runner, line)
+    return message
+
+
+def decode_from_server(line: bytes) -> ServerMessage:
+    """Like `decode_from_runner`, for a peer that is itself a host and may use the negotiated extensions."""
+    message: ServerMessage = _decode_from_peer(_from_server, line)
+    return message
+
+
+def _decode_from_peer(decoder: msgspec.json.Decoder[Any], line: bytes) -> Any:
+    message: Any = None
     if len(line) > MAX_READ_PAYLOAD_BYTES:
-        message = _decode_envelope(_from_runner, line)
+        message = _decode_envelope(decoder, line)
         if message is None and len(line) > MAX_FIELD_BYTES:
             reason = f"beyond {MAX_FIELD_BYTES} bytes, the payload must be the last field"
             raise ProtocolError(f"a message has {len(line)} bytes; {reason}")
     if message is None:
-        message = _decode(_from_runner, line)
+        message = _decode(decoder, line)
     if isinstance(message, Done) and not message.ok and not message.error:
         raise ProtocolError("done: an unsuccessful execution must carry `error`")
     return message
@@ -246,7 +267,10 @@ def _may_have_surrogates(text: bytes) -> bool:
 
 _FIELDS: dict[Any, dict[str, str]] = {
     kind.__struct_config__.tag: dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
-    for kind in (Execute, Cancel, ToolResult, ToolItem, Started, ToolCall, Log, Done, Memory, Suspended)
+    for kind in (
+        *(Execute, Cancel, ToolResult, ToolItem, Started, ToolCall, Log, Done, Memory, Suspended),
+        *(FilePart, SuspendRequest, SuspendRefused, Resumed, Stored, WaitingCall),
+    )
 }
 _NAMES = {"type": "type"} | {field: name for names in _FIELDS.values() for field, name in names.items()}
 _PAYLOADS = ("result", "input", "inputs", "item")

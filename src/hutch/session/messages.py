@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from hutch.errors import ExecutionError, wire_code
+from hutch.session.extensions.messages import HostExtensionMessage, ServerExtensionMessage
 from hutch.session.json_value import encode_text
 
 MEMORY_PART_BYTES = 128 * 1024
@@ -30,8 +31,8 @@ class SessionRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Limits that the runner enforces. The last eight fields are extensions of Hutch. Other runners ignore
-    them.
+    """Limits that the runner enforces. All fields but the first four are extensions of Hutch. Other runners
+    ignore them.
     """
 
     timeout_ms: float
@@ -54,6 +55,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A `SessionRequest` if the peer has negotiated sessions. Otherwise the field may have any type and is
     ignored.
     """
+    files: Any | UnsetType = UNSET
+    """A list of `FileHeader` if the peer has negotiated files. Otherwise ignored."""
+    resume: Any | UnsetType = UNSET
+    """A `ResumeRequest` if the peer has negotiated durable runs. Otherwise ignored."""
 
 
 class WireError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -105,6 +110,10 @@ class ManifestTool(msgspec.Struct, frozen=True, kw_only=True, rename="camel", om
     description: str | UnsetType = UNSET
     streams: bool | UnsetType = UNSET
     """True if the tool can send the items of its result, a list, one by one. An extension of Hutch."""
+    idempotent: Any | UnsetType = UNSET
+    """True if a call may be made again after a crash. An extension of Hutch."""
+    output_schema: Any | UnsetType = UNSET
+    """JSON Schema of the result. An extension of Hutch, sent only to continue a suspended run."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,6 +159,10 @@ class ToolResult(
     ok: bool
     result: Raw | UnsetType = UNSET
     error: WireError | UnsetType = UNSET
+    suspend: Any | UnsetType = UNSET
+    """A `SuspendedCall` if the result comes later and the peer has negotiated durable runs. Otherwise
+    ignored.
+    """
 
 
 class ToolItem(msgspec.Struct, frozen=True, tag="tool_item", tag_field="type", rename="camel"):
@@ -189,6 +202,10 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True, tag="tool_call", tag_f
     """True to receive the items of the result one by one. An extension of Hutch, sent only for tools whose
     manifest has `streams`.
     """
+    run_call_id: str | UnsetType = UNSET
+    """Id of the call in its run, which does not change when the run is suspended. An extension of Hutch, only
+    for connections that have negotiated durable runs.
+    """
 
 
 class VmState(msgspec.Struct, frozen=True):
@@ -208,6 +225,10 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done", tag_field="typ
     logs_truncated: bool | UnsetType = UNSET
     vm: VmState | UnsetType = UNSET
     """State of the VM after a turn of a stateful session. An extension of Hutch."""
+    calls: Any | UnsetType = UNSET
+    """Records of the calls of a resumed run. An extension of Hutch, only for connections that have negotiated
+    durable runs.
+    """
 
 
 class Memory(msgspec.Struct, frozen=True, tag="memory", tag_field="type"):
@@ -246,13 +267,15 @@ class Suspended(msgspec.Struct, frozen=True, kw_only=True, tag="suspended", tag_
     """
 
 
-HostMessage = Execute | Cancel | ToolResult | ToolItem
+HostMessage = Execute | Cancel | ToolResult | ToolItem | HostExtensionMessage
 RunnerMessage = Started | ToolCall | Log | Done | Memory | Suspended
+ServerMessage = RunnerMessage | ServerExtensionMessage
+"""Messages that a client accepts from a server. Guests' runners cannot send those of extensions."""
 
 _encoder = msgspec.json.Encoder()
 
 
-def encode(message: HostMessage | RunnerMessage) -> bytes:
+def encode(message: HostMessage | ServerMessage) -> bytes:
     """Encodes a message as one line, including the line break."""
     return _encoder.encode(message) + b"\n"
 

@@ -10,14 +10,15 @@ from msgspec import UNSET
 from hutch.errors import ProtocolError
 from hutch.session.channels.peer import BACKSTOP_SECONDS, RUNNER_CODES, START_TIMEOUT_SECONDS, Peer
 from hutch.session.channels.stream import Channel
+from hutch.session.extensions.messages import FilePart, WaitingCall
 from hutch.session.host import Session
 from hutch.session.limits import Limits
-from hutch.session.message_decoding import decode_from_runner
+from hutch.session.message_decoding import decode_from_runner, decode_from_server
 from hutch.session.messages import (
     Done,
     Log,
     Memory,
-    RunnerMessage,
+    ServerMessage,
     Suspended,
     ToolCall,
 )
@@ -77,6 +78,7 @@ class Multiplexer:
         self.close_reason: str | None = None
         self.dropped = 0
         self.on_late_done: Callable[[str], None] = lambda _: None
+        self._decode = decode_from_server if trusted else decode_from_runner
         self._channel = channel
         channel.on_line = self._on_line
         channel.on_close = self.mark_lost
@@ -156,7 +158,7 @@ class Multiplexer:
     def _on_line(self, line: bytes) -> None:
         self.peer.lines_received += 1
         try:
-            message = decode_from_runner(line)
+            message = self._decode(line)
         except ProtocolError as error:
             self._drop(MALFORMED_COST + len(line) // BYTES_PER_DROP)
             logger.debug("dropped an invalid message from a runner: %s", error)
@@ -172,7 +174,7 @@ class Multiplexer:
         elif len(line) > MAX_ENVELOPE_BYTES:
             self._drop(_ignored_bytes(message, len(line)) // BYTES_PER_DROP)
 
-    def _on_unknown_session(self, message: RunnerMessage, size: int) -> None:
+    def _on_unknown_session(self, message: ServerMessage, size: int) -> None:
         """Drops a message for an unknown session. If no such session ended recently, the message counts as
         invalid.
         """
@@ -189,7 +191,7 @@ class Multiplexer:
             self._channel.close()
             self.mark_lost("it sent too many invalid messages")
 
-    def _session_of(self, message: RunnerMessage) -> AnySession | None:
+    def _session_of(self, message: ServerMessage) -> AnySession | None:
         if message.id is not UNSET:
             return self.sessions.get(message.id)
         # A `tool_call` of plain Execbox does not name its execution, because a plain channel has only one
@@ -197,13 +199,13 @@ class Multiplexer:
         return next(iter(self.sessions.values())) if len(self.sessions) == 1 else None
 
 
-def _ignored_bytes(message: RunnerMessage, size: int) -> int:
+def _ignored_bytes(message: ServerMessage, size: int) -> int:
     """Returns the number of bytes of an accepted message that the host does not use."""
     if isinstance(message, ToolCall):
         return size - memoryview(message.input).nbytes
     # `done` and `log` cost nothing: a session has only one `done`, and the lines of accepted `log` messages
     # are bounded.
-    if isinstance(message, Memory):
+    if isinstance(message, Memory | FilePart):
         # Base64 has four characters for three bytes of data.
         return size - len(message.data) * 4 // 3
-    return 0 if isinstance(message, Done | Log | Suspended) else size
+    return 0 if isinstance(message, Done | Log | Suspended | WaitingCall) else size

@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from hutch.session.host import Session
 from hutch.session.limits import Limits
-from hutch.session.messages import Done, RunnerMessage, Started, Suspended, WireError
+from hutch.session.messages import Done, ServerMessage, Started, Suspended, WireError
 
 
 class RelayedSession:
@@ -41,7 +41,7 @@ class RelayedSession:
         """True if the runner may still send a message for this session."""
         return not self.done_received
 
-    def relay(self, line: bytes, message: RunnerMessage) -> None:
+    def relay(self, line: bytes, message: ServerMessage) -> None:
         """Passes a line of the runner to `on_line`."""
         if isinstance(message, Started):
             self.started = True
@@ -52,7 +52,7 @@ class RelayedSession:
         if not self._has_ended:
             self._on_line(line, is_last)
 
-    def receive(self, message: RunnerMessage) -> bool:
+    def receive(self, message: ServerMessage) -> bool:
         """Not used: the multiplexer calls `relay` instead."""
         raise NotImplementedError
 

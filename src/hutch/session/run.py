@@ -399,6 +399,8 @@ class RunHandle(msgspec.Struct, eq=False):
     must_suspend: bool = False
     """True if the run has to be suspended when it next waits, and must not be continued here; see `suspend`.
     """
+    is_abandoned: bool = False
+    """True if the client that has the run's tools was lost. A stored run then stays suspended."""
     on_suspend_refused: Callable[[str], None] | None = None
     """Called with the reason if the run cannot be suspended, although `suspend` was called."""
 
@@ -448,6 +450,16 @@ class RunHandle(msgspec.Struct, eq=False):
         self.must_suspend = True
         if self.session is not None:
             self.session.suspend(self.on_suspend_refused)
+
+    def abandon(self) -> bool:
+        """Called when the client that has the run's tools was lost. Returns False if the run is not stored,
+        so that it has to end.
+        """
+        session = self.session
+        if not self.is_stored and (session is None or session.saved is None):
+            return False
+        self.is_abandoned = True
+        return True
 
     def outcome_of(self, result: Result) -> str:
         """Returns `ok` or the error code."""

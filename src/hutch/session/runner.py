@@ -24,11 +24,25 @@ from hutch.errors import (
     InvalidExecution,
     ProtocolError,
     QuotaExceeded,
+    ResumeError,
     SessionError,
+    Suspend,
     ToolError,
     wire_code,
 )
 from hutch.session.channels.stream import Channel
+from hutch.session.extensions.file_upload import FileUpload
+from hutch.session.extensions.messages import (
+    FILE_PART_BYTES,
+    MAX_TOKEN_CHARS,
+    FilePart,
+    Stored,
+    SuspendedCall,
+    SuspendRefused,
+    SuspendRequest,
+    WaitingCall,
+)
+from hutch.session.files.model import File, FileLimits
 from hutch.session.host import TIMED_OUT
 from hutch.session.inputs import decode_inputs
 from hutch.session.json_value import encode_value
@@ -41,6 +55,7 @@ from hutch.session.messages import (
     Log,
     Manifest,
     Options,
+    ServerMessage,
     Started,
     ToolCall,
     ToolItem,
@@ -48,8 +63,8 @@ from hutch.session.messages import (
     WireError,
     encode,
 )
-from hutch.session.run import Result, RunHandle, log_listener
-from hutch.session.tools.provider import Provider
+from hutch.session.run import PendingCall, Result, RunEvent, RunHandle, RunSuspended, log_listener
+from hutch.session.tools.provider import MAX_MESSAGE_CHARS, Provider
 from hutch.session.tools.tool import ToolContext
 from hutch.telemetry.trace_context import TRACEPARENT, current, parse_context
 
@@ -88,11 +103,35 @@ class PendingBytes:
 class ExecutionRequest(msgspec.Struct, frozen=True):
     """Execution requested by the peer. Its tools run on the peer."""
 
+    id: str
+    """Id of the execution on the channel."""
     code: str
     options: Options
     providers: Sequence[Provider]
     inputs: bytes | None
     run: RunHandle
+    files: dict[str, bytes] | None
+    """Contents of the input files by name. None if the peer sent none."""
+    continue_as: Callable[[RunHandle], None]
+    """Replaces `run` by the handle of a suspended run that the request continues."""
+    send: Callable[[ServerMessage], None]
+
+
+class ChannelExtensions(msgspec.Struct, frozen=True, kw_only=True):
+    """Extensions that the peer has negotiated."""
+
+    files: FileLimits | None = None
+    """Limits of the files that the peer may send. None for no files."""
+    sealed: FileLimits | None = None
+    """Limits of a sealed run that the peer may send. None if its runs cannot be suspended."""
+
+    @property
+    def durable(self) -> bool:
+        """True if the peer's runs can be suspended and continued."""
+        return self.sealed is not None
+
+
+NO_EXTENSIONS = ChannelExtensions()
 
 
 class ChannelServer:
@@ -107,6 +146,7 @@ class ChannelServer:
         pending: PendingBytes,
         owner: str,
         continues_traces: bool = False,
+        extensions: ChannelExtensions = NO_EXTENSIONS,
     ) -> None:
         """With `continues_traces`, the peer's spans become the parents of its executions' spans. Set this
         argument only if there is a tracer. Otherwise the peer's trace context would only be passed on to
@@ -119,6 +159,10 @@ class ChannelServer:
         self._run = run
         self._multiplexed = multiplexed
         self._continues_traces = continues_traces
+        self._extensions = extensions
+        self._uploads: dict[str, FileUpload] = {}
+        self._resumed: set[str] = set()
+        """Executions that continue a suspended run."""
         self._tasks: dict[str, asyncio.Task[Result]] = {}
         self._runs: dict[str, RunHandle] = {}
         self._open_calls: dict[str, _OpenCall] = {}
@@ -129,7 +173,7 @@ class ChannelServer:
 
     async def stop(self) -> None:
         """Cancels all executions and waits until they have ended."""
-        self._cancel_all()
+        self._abandon_all()
         await self.wait_idle()
 
     async def wait_idle(self) -> None:
@@ -138,7 +182,7 @@ class ChannelServer:
             await asyncio.wait(self._tasks.values())
 
     def _on_close(self, _: str) -> None:
-        self._cancel_all()
+        self._abandon_all()
 
     async def receive(self, line: bytes) -> None:
         """Handles a message. Unlike the channel's handler, this method lets other tasks run while a long
@@ -178,6 +222,12 @@ class ChannelServer:
                 self._drop("a tool_item without an open call", message.call_id)
             else:
                 call.add_item(message)
+        elif isinstance(message, FilePart):
+            upload = self._uploads.get(message.id)
+            if upload is None or not upload.add(message.data):
+                self._drop("an unexpected part of a file", message.id)
+        elif isinstance(message, SuspendRequest):
+            self._suspend(message.id)
         else:
             call = self._open_calls.pop(message.call_id, None)
             if call is None:
@@ -185,9 +235,16 @@ class ChannelServer:
             elif not call.answer.done():
                 call.answer.set_result(message)
 
-    def _cancel_all(self) -> None:
-        for id in self._tasks:
-            self._cancel(id)
+    def _abandon_all(self) -> None:
+        """Cancels all executions, because the peer cannot make their tool calls. Runs that are stored, or are
+        being stored, stay suspended.
+        """
+        for id, task in self._tasks.items():
+            run = self._runs.get(id)
+            if self._extensions.durable and run is not None and run.abandon():
+                task.cancel()
+            else:
+                self._cancel(id)
 
     def _cancel(self, id: str) -> None:
         """Stops a running execution. The peer still gets its `done` with the logs. Cancels an execution that
@@ -197,6 +254,19 @@ class ChannelServer:
             self._drop("a cancel for an execution that is not running", id)
         elif id not in self._runs or not self._runs[id].stop():
             self._tasks[id].cancel()
+
+    def _suspend(self, id: str) -> None:
+        run = self._runs.get(id)
+        if run is None or not self._extensions.durable:
+            self._drop("a suspend for an execution that is not running", id)
+            return
+
+        def refuse(reason: str) -> None:
+            run.must_suspend = False
+            self._channel.send(encode(SuspendRefused(id, reason)))
+
+        run.on_suspend_refused = refuse
+        run.suspend()
 
     def _drop(self, what: str, id: str) -> None:
         self.dropped += 1
@@ -213,13 +283,25 @@ class ChannelServer:
             return
         try:
             _check_tools(message)
+            upload = self._upload(message.options)
+            size += 0 if upload is None else upload.size
             self._pending.reserve(self._owner, size)
         except HutchError as error:
             self._refuse(id, error)
             return
+        if upload is not None:
+            self._uploads[id] = upload
+        self._continue_as(id, message.options, RunHandle())
         task = asyncio.get_running_loop().create_task(self._serve(message))
         self._tasks[id] = task
         task.add_done_callback(lambda task: self._on_finished(id, size, task))
+
+    def _upload(self, options: Options) -> FileUpload | None:
+        """Raises InvalidExecution."""
+        extensions = self._extensions
+        is_sealed = extensions.durable and options.resume is not UNSET
+        limits = extensions.sealed if is_sealed else extensions.files
+        return None if limits is None or options.files is UNSET else FileUpload(options.files, limits)
 
     def _refuse(self, id: str, error: HutchError) -> None:
         if id in self._tasks:
@@ -231,9 +313,11 @@ class ChannelServer:
         """Sends `done` for a finished execution, even if its task was cancelled before the first step."""
         del self._tasks[id]
         self._runs.pop(id, None)
+        self._uploads.pop(id, None)
         self._pending.release(self._owner, size)
         cancelled = Result(ok=False, error=TIMED_OUT.to_exception())
         self._done(id, cancelled if task.cancelled() else task.result())
+        self._resumed.discard(id)
 
     async def _serve(self, message: Execute) -> Result:
         try:
@@ -242,13 +326,35 @@ class ChannelServer:
                 self._provider(message.id, manifest, sends_lines=sends_lines)
                 for manifest in message.providers
             ]
-            inputs = None
+            inputs, files = None, None
+            options, extensions = message.options, self._extensions
+            is_resumed = extensions.durable and options.resume is not UNSET
+            if is_resumed:
+                self._resumed.add(message.id)
             if message.inputs is not UNSET:
-                inputs = await decode_inputs(bytes(message.inputs), providers)
-            run = self._runs[message.id] = self._run_handle(message)
-            if self._continues_traces and message.options.traceparent is not UNSET:
-                current.set(parse_context({TRACEPARENT: message.options.traceparent}.get))
-            result = await self._run(ExecutionRequest(message.code, message.options, providers, inputs, run))
+                # The inputs of a resumed run are results of calls, not variables.
+                inputs = await decode_inputs(bytes(message.inputs), () if is_resumed else providers)
+            if message.id in self._uploads:
+                files = await self._uploads[message.id].contents()
+                del self._uploads[message.id]
+            if self._continues_traces and options.traceparent is not UNSET:
+                current.set(parse_context({TRACEPARENT: options.traceparent}.get))
+            request = ExecutionRequest(
+                id=message.id,
+                code=message.code,
+                options=options,
+                providers=providers,
+                inputs=inputs,
+                run=self._runs[message.id],
+                files=files,
+                continue_as=lambda run: self._continue_as(message.id, options, run),
+                send=lambda reply: self._channel.send(encode(reply)),
+            )
+            result = await self._run(request)
+            if result.pending_calls and extensions.durable:
+                await self._send_pending_calls(message.id, result.pending_calls)
+            if result.files and (extensions.files is not None or is_resumed):
+                await self._send_files(message.id, result.files)
             await self._channel.writable()
             return result
         except HutchError as error:
@@ -258,15 +364,54 @@ class ChannelServer:
             failure = ExecutionError("internal_error", "The runner failed; its log says why")
         return Result(ok=False, error=failure)
 
-    def _run_handle(self, message: Execute) -> RunHandle:
-        run = RunHandle()
-        run_id = run.id if message.options.send_run_id is True else UNSET
-        run.on_started = lambda: self._channel.send(encode(Started(message.id, run_id)))
-        if message.options.stream_logs is True:
-            run.listeners.append(
-                log_listener(lambda line: self._channel.send(encode(Log(message.id, [line]))))
+    def _continue_as(self, id: str, options: Options, run: RunHandle) -> None:
+        """Reports the events of `run` as those of the execution with this id, and passes it its `cancel`."""
+        self._runs[id] = run
+        run_id = run.id if options.send_run_id is True else UNSET
+        run.on_started = lambda: self._channel.send(encode(Started(id, run_id)))
+        if options.stream_logs is not True:
+            return
+        run.listeners.append(log_listener(lambda line: self._channel.send(encode(Log(id, [line])))))
+        if self._extensions.durable:
+
+            def report_stored(event: RunEvent) -> None:
+                if isinstance(event, RunSuspended):
+                    self._channel.send(encode(Stored(id, event.calls)))
+
+            run.listeners.append(report_stored)
+
+    async def _send_pending_calls(self, id: str, calls: Sequence[PendingCall]) -> None:
+        for call in calls:
+            waiting = WaitingCall(
+                id=id,
+                call_id=call.call_id,
+                provider_name=call.provider,
+                safe_tool_name=call.tool,
+                message=call.message,
+                token=UNSET if call.token is None else call.token,
+                started_at=call.started_at,
+                start_ms=call.start_ms,
+                line=UNSET if call.line is None else call.line,
+                input=Raw(call.input_json),
             )
-        return run
+            self._channel.send(encode(waiting))
+            await self._channel.writable()
+
+    async def _send_files(self, id: str, files: Sequence[File]) -> None:
+        for file in files:
+            first = FilePart(
+                id=id,
+                name=file.name,
+                mime_type=file.mime_type,
+                size=file.size,
+                data=file.data[:FILE_PART_BYTES],
+            )
+            self._channel.send(encode(first))
+            for start in range(FILE_PART_BYTES, file.size, FILE_PART_BYTES):
+                await asyncio.sleep(0)
+                await self._channel.writable()
+                self._channel.send(encode(FilePart(id=id, data=file.data[start : start + FILE_PART_BYTES])))
+            await self._channel.writable()
 
     def _provider(self, id: str, manifest: Manifest, *, sends_lines: bool) -> Provider:
         async def call(tool: str, value: Any, context: ToolContext) -> bytes:
@@ -297,6 +442,7 @@ class ChannelServer:
             id=id if self._multiplexed else UNSET,
             line=line or UNSET,
             stream=streams or UNSET,
+            run_call_id=context.call_id if self._extensions.durable else UNSET,
         )
         try:
             await self._channel.writable()
@@ -305,6 +451,8 @@ class ChannelServer:
         finally:
             self._open_calls.pop(call_id, None)
         if not result.ok and result.error is not UNSET:
+            if self._extensions.durable and result.suspend is not UNSET:
+                raise _suspend_of(result.suspend, result.error.message)
             raise ToolError(result.error.message, wire_code(result.error.code))
         raw = bytes(result.result) if result.result is not UNSET else b"null"
         if streams and raw == b"null":
@@ -318,10 +466,20 @@ class ChannelServer:
             duration_ms=result.duration_ms,
             logs=result.logs,
             result=UNSET if result.result_json is None else Raw(result.result_json),
-            error=UNSET if result.error is None else WireError.of(result.error),
+            error=UNSET if result.error is None else self._wire_error(result.error),
             logs_truncated=True if result.logs_truncated else UNSET,
+            calls=result.calls if id in self._resumed else UNSET,
         )
         self._channel.send(encode(done))
+
+    def _wire_error(self, error: ExecutionError) -> WireError:
+        if error.code in _DURABLE_CODES and self._extensions.durable:
+            return WireError(code=error.code, message=error.message)
+        return WireError.of(error)
+
+
+# Codes of runs that only peers with the extension for durable runs know.
+_DURABLE_CODES = frozenset({"suspended", "interrupted"})
 
 
 class _OpenCall:
@@ -356,12 +514,23 @@ def _check_tools(message: Execute) -> None:
         raise InvalidExecution("providers", f"has {tools} tools; the limit is {MAX_TOOLS}")
 
 
+def _suspend_of(value: Any, message: str) -> ToolError:
+    """Returns the error of a tool whose result comes later."""
+    try:
+        token = msgspec.convert(value, SuspendedCall).token
+    except msgspec.ValidationError as error:
+        return ToolError(f"The peer sent an invalid `suspend`: {error}", "internal_error")
+    if token is not None and not 0 < len(token) <= MAX_TOKEN_CHARS:
+        return ToolError(f"token: expected 1 to {MAX_TOKEN_CHARS} characters, got {len(token)}")
+    return Suspend(message[:MAX_MESSAGE_CHARS], token=token)
+
+
 def _execution_error(error: HutchError) -> ExecutionError:
     code = "validation_error" if error.code in ("invalid_tool", "invalid_request") else error.code
     retry_after = error.retry_after if isinstance(error, Busy) else None
     # Also send a name if the code does not identify the error: an exceeded quota has the same code as a busy
     # server, and all errors of sessions have one code.
     name = "QuotaExceeded" if isinstance(error, QuotaExceeded) else None
-    if isinstance(error, SessionError):
+    if isinstance(error, SessionError | ResumeError):
         name = error.code
     return ExecutionError(wire_code(code), str(error), name, retry_after=retry_after)

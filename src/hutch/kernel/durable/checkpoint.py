@@ -18,6 +18,9 @@ from hutch.session.suspension import SavedSession
 _BUNDLE_FILES = ("quickjs.wasm", "image.bin", "image.json")
 
 
+CLIENT_TOOLS = "client"
+
+
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     owner: str
@@ -37,6 +40,15 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Record level that the client requested for the run."""
     stores_calls: bool = False
     """See `Execution.stores_calls`."""
+    has_client_tools: bool = False
+    """See `Execution.has_client_tools`."""
+
+    @property
+    def stored_protocol(self) -> str:
+        """Protocol in the store. A run with the tools of a client has another one than the other runs of its
+        protocol, so that no server continues it.
+        """
+        return CLIENT_TOOLS if self.has_client_tools else self.protocol
 
 
 @cache

@@ -112,7 +112,7 @@ def _row(checkpoint: Checkpoint, size: int) -> CheckpointRow:
     return CheckpointRow(
         run_id=checkpoint.run_id,
         owner=checkpoint.owner,
-        protocol=checkpoint.protocol,
+        protocol=checkpoint.stored_protocol,
         bundle=checkpoint.bundle,
         generation=checkpoint.generation,
         expires_at=format_rfc3339(datetime.fromtimestamp(checkpoint.expires_at, UTC)),

@@ -147,16 +147,20 @@ class SuspendedRuns:
     async def end_stored(self, run: RunHandle, result: Result | None) -> bool:
         """Stores the result of a run that this process holds.
 
-        If `result` is None, or if the process shuts down before the run has ended, the run becomes suspended
-        again, so that another process can continue it, and this method returns False. If the run has called a
-        tool since it was stored, the run counts as interrupted.
+        If `result` is None, or if the process shuts down or the run's client is lost before the run has
+        ended, the run becomes suspended again, so that it can be continued, and this method returns False.
+        If the run has called a tool since it was stored, the run counts as interrupted.
         """
         if result is not None and result.error is not None and result.error.code == SUSPENDED:
             return False
         self._holds.runs.discard(run.id)
         store = await self._open_store()
         is_aborted = result is not None and result.error is not None and result.error.code == "cancelled"
-        is_closing = (run.lost_runner and self._kernel.pool.is_closed) or (is_aborted and self._is_draining)
+        is_closing = (
+            run.is_abandoned
+            or (run.lost_runner and self._kernel.pool.is_closed)
+            or (is_aborted and self._is_draining)
+        )
         if result is None or is_closing:
             await store.checkpoints.release(run.id, self._holds.holder)
             return False
@@ -182,6 +186,7 @@ class SuspendedRuns:
             session=run.session.saved,
             record_level=run.record_level,
             stores_calls=execution.stores_calls,
+            has_client_tools=execution.has_client_tools,
         )
 
     # --- continuing ---
@@ -252,7 +257,8 @@ class SuspendedRuns:
             answers=answers,
             checkpoint_after_ms=self._settings.checkpoint_after_ms,
             stores_calls=checkpoint.stores_calls,
-            is_durable=checkpoint.protocol in self.continued_protocols,
+            is_durable=checkpoint.stored_protocol in self.continued_protocols,
+            has_client_tools=checkpoint.has_client_tools,
         )
         run = RunHandle(
             id=run_id,
@@ -433,6 +439,19 @@ class SuspendedRuns:
         row = await (await self._open_store()).checkpoints.get(run_id)
         if row is None or row.owner != owner:
             raise not_found(run_id)
+
+    async def check_has_client_tools(self, run_id: str, owner: str) -> None:
+        """Raises ResumeError unless the run belongs to this owner, and was started by a client with its own
+        tools.
+        """
+        row = await (await self._open_store()).checkpoints.get(run_id)
+        if row is None or row.owner != owner:
+            raise not_found(run_id)
+        if row.protocol != checkpoints.CLIENT_TOOLS:
+            message = (
+                f"The run {run_id} has the tools of a server. Continue it with POST /runs/{run_id}/resume."
+            )
+            raise ResumeError("tools_elsewhere", message)
 
     async def forget(self, run_id: str, owner: str) -> None:
         """Deletes a run that is suspended or has ended, and its result."""

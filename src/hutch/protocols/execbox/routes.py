@@ -6,6 +6,7 @@ On the WebSocket, the client acts as the host and may run several executions at 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,14 +20,24 @@ from hutch.kernel.durable.suspended_runs import SuspendedRuns
 from hutch.kernel.kernel import Kernel
 from hutch.kernel.sessions.sessions import Sessions
 from hutch.protocols.execbox import http_sessions
+from hutch.protocols.execbox.channel_runs import ChannelRuns
 from hutch.protocols.execbox.channel_sessions import ChannelSessions
 from hutch.protocols.execbox.http_run import PATH as RUN_PATH
 from hutch.protocols.execbox.http_run import PROTOCOL, ProvideTools, RunHandler
 from hutch.protocols.execbox.queued_code import QueuedCode
 from hutch.protocols.execbox.serve import serve
 from hutch.queue.queue import RunQueue
-from hutch.session.channels.websocket import EXTENSIONS_HEADER, SESSIONS_EXTENSION, WebSocketChannel
-from hutch.session.runner import PendingBytes
+from hutch.session.channels.websocket import (
+    DURABLE_EXTENSION,
+    EXTENSIONS_HEADER,
+    FILES_EXTENSION,
+    SESSIONS_EXTENSION,
+    WebSocketChannel,
+    parse_extensions,
+)
+from hutch.session.files.model import FileLimits
+from hutch.session.runner import ChannelExtensions, PendingBytes
+from hutch.settings import Settings
 
 PATH = "/execbox"
 
@@ -54,8 +65,8 @@ def routes(
         if isinstance(caller, Refusal):
             await socket.send_denial_response(error_response(*caller))
             return
-        has_sessions = socket.headers.get(EXTENSIONS_HEADER) == SESSIONS_EXTENSION
-        answer = [(EXTENSIONS_HEADER.encode(), SESSIONS_EXTENSION.encode())] if has_sessions else []
+        granted = parse_extensions(socket.headers.getlist(EXTENSIONS_HEADER))
+        answer = [(EXTENSIONS_HEADER.encode(), ", ".join(granted).encode())] if granted else []
         await socket.accept(headers=answer)
         channel = _channel(socket)
         serving = serve(
@@ -65,7 +76,9 @@ def routes(
             multiplexed=True,
             pending=pending,
             admit=access.admit,
-            sessions=ChannelSessions(sessions) if has_sessions else None,
+            extensions=_extensions(granted, kernel.settings),
+            sessions=ChannelSessions(sessions) if SESSIONS_EXTENSION in granted else None,
+            runs=ChannelRuns(suspended_runs) if DURABLE_EXTENSION in granted else None,
         )
         async with access.track_connection(serving, channel):
             while (message := await socket.receive())["type"] != "websocket.disconnect":
@@ -96,6 +109,16 @@ def routes(
         run_handler.protocol.route(RUN_PATH, POST=run_handler.run),
         *http_sessions.routes(run_handler, sessions, kernel.settings),
     ]
+
+
+def _extensions(granted: Sequence[str], settings: Settings) -> ChannelExtensions:
+    files = sealed = None
+    if FILES_EXTENSION in granted:
+        files = FileLimits(settings.max_files, settings.max_file_bytes)
+    if DURABLE_EXTENSION in granted:
+        sealed_bytes = settings.max_checkpoint_bytes + 2 * settings.max_file_bytes
+        sealed = FileLimits(1, sealed_bytes, "max_checkpoint_bytes")
+    return ChannelExtensions(files=files, sealed=sealed)
 
 
 def _channel(socket: WebSocket) -> WebSocketChannel:

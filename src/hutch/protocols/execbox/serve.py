@@ -9,11 +9,18 @@ from msgspec import UNSET
 from hutch.errors import InvalidExecution
 from hutch.kernel.execution import Execution
 from hutch.kernel.kernel import Kernel
+from hutch.protocols.execbox.channel_runs import ChannelRuns
 from hutch.protocols.execbox.channel_sessions import ChannelSessions
 from hutch.sandbox.runner.profile import profile_for
 from hutch.session.channels.stream import Channel
 from hutch.session.run import Result
-from hutch.session.runner import ChannelServer, ExecutionRequest, PendingBytes
+from hutch.session.runner import (
+    NO_EXTENSIONS,
+    ChannelExtensions,
+    ChannelServer,
+    ExecutionRequest,
+    PendingBytes,
+)
 
 # Names of the options in messages.
 _WIRE_NAMES = {
@@ -33,18 +40,24 @@ def serve(
     multiplexed: bool,
     pending: PendingBytes,
     admit: Callable[[], None] = lambda: None,
+    extensions: ChannelExtensions = NO_EXTENSIONS,
     sessions: ChannelSessions | None = None,
+    runs: ChannelRuns | None = None,
 ) -> ChannelServer:
     """Serves a channel until it closes.
 
     `engine` is the default engine. `pending` counts the bytes of the executions of all clients. `admit`
-    raises HutchError if no execution may start. `sessions` handles stateful sessions, and is None if the
-    client has not negotiated them.
+    raises HutchError if no execution may start. `extensions` says what the client has negotiated. `sessions`
+    and `runs` handle stateful sessions and suspended runs, and are None if the client has not negotiated
+    them.
     """
 
     async def run(request: ExecutionRequest) -> Result:
         admit()
         options = request.options
+        if runs is not None and options.resume is not UNSET:
+            return await runs.run(request, owner)
+        is_turn = sessions is not None and options.session is not UNSET
         try:
             limits = kernel.limits({name: getattr(options, name) for name in _WIRE_NAMES}, clamp=True)
         except InvalidExecution as error:
@@ -58,8 +71,11 @@ def serve(
             check=options.check is True,
             owner=owner,
             protocol="execbox",
+            files=None if extensions.files is None or is_turn else kernel.files(request.files),
+            checkpoint_after_ms=0.0 if runs is None else kernel.settings.checkpoint_after_ms,
+            has_client_tools=runs is not None,
         )
-        if sessions is not None and options.session is not UNSET:
+        if sessions is not None and is_turn:
             return await sessions.run(options.session, execution, request.run)
         return await kernel.run(execution, request.run)
 
@@ -70,4 +86,5 @@ def serve(
         pending=pending,
         owner=owner,
         continues_traces=kernel.is_traced,
+        extensions=extensions,
     )

@@ -7,8 +7,9 @@ from time import monotonic, time
 from msgspec import UNSET, Raw
 
 from hutch.errors import Suspend
+from hutch.session.extensions.messages import SuspendedCall
 from hutch.session.json_value import well_formed
-from hutch.session.messages import ToolCall
+from hutch.session.messages import ToolCall, ToolResult, WireError, encode
 from hutch.session.run import PendingCall
 from hutch.session.tools.provider import Provider
 from hutch.text import cut
@@ -32,9 +33,15 @@ def line_of(call: ToolCall) -> int | None:
     return call.line if call.line is not UNSET and call.line > 0 else None
 
 
+def run_call_id(call: ToolCall) -> str:
+    """Returns the id of a call in its run. It is another one than the id on a connection to a server."""
+    return call.call_id if call.run_call_id is UNSET else call.run_call_id
+
+
 def is_oversized(call: ToolCall) -> bool:
     return (
         len(call.call_id) > MAX_CALL_ID_CHARS
+        or (call.run_call_id is not UNSET and len(call.run_call_id) > MAX_CALL_ID_CHARS)
         or len(call.provider_name) + len(call.safe_tool_name) > MAX_NAME_CHARS
     )
 
@@ -60,6 +67,13 @@ def deferred_call(call: ToolCall, suspend: Suspend, began: float, start_ms: floa
         start_ms=start_ms,
         line=line_of(call),
     )
+
+
+def suspended_line(call: ToolCall, suspend: Suspend) -> bytes:
+    """Encodes the reply to a server that the result of a call comes later."""
+    error = WireError(code=suspend.tool_code, message=well_formed(suspend.message))
+    later = SuspendedCall(None if suspend.token is None else well_formed(suspend.token))
+    return encode(ToolResult(call_id=call.call_id, ok=False, error=error, suspend=later))
 
 
 def running_call(call: ToolCall, provider: Provider, began: float, start_ms: float) -> PendingCall:

@@ -30,8 +30,17 @@ class SessionLink(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """
     max_wait_seconds: float = 0.0
     """0 for never."""
+    suspends_on_server: bool = False
+    """True if the guest runs on a server, which suspends the run if a tool raises Suspend."""
+    suspend_problem: str = ""
+    """Reason why the server cannot suspend the run, if it is not known to the guest."""
     files: FileCalls | None = None
     """Answers calls of the guest's `files`. None if the guest has no `files`."""
+
+    @property
+    def can_suspend(self) -> bool:
+        """True if the run can wait in the store for the result of a call whose tool raises Suspend."""
+        return self.on_all_pending is not None or self.suspends_on_server
 
     def without_session(self) -> SessionLink:
         """Returns a copy without references to the session, so that an ended session is freed."""

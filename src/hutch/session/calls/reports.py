@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hutch.errors import ToolError
+from hutch.session.calls.description import run_call_id
 from hutch.session.json_value import encode_value
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class CallReports:
         self._item_bytes = 0
 
     def progress(self, value: Any) -> None:
-        self._calls.report_progress(self._call.call_id, partial(encode_value, value))
+        self._calls.report_progress(run_call_id(self._call), partial(encode_value, value))
 
     def item(self, json: bytes) -> None:
         call = self._call
@@ -35,6 +36,6 @@ class CallReports:
                 f"Tool {call.safe_tool_name} yielded more than {self._max_bytes} bytes of JSON",
                 "serialization_error",
             )
-        self._calls.report_progress(call.call_id, lambda: json)
+        self._calls.report_progress(run_call_id(call), lambda: json)
         if call.stream is True:
             self._calls.send_item(call.call_id, json)

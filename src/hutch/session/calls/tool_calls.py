@@ -18,9 +18,11 @@ from hutch.session.calls.description import (
     is_oversized,
     line_of,
     repeated_call,
+    run_call_id,
     running_call,
     shown,
     shown_name,
+    suspended_line,
 )
 from hutch.session.calls.file_tasks import FileCallTasks
 from hutch.session.calls.link import SessionLink
@@ -349,7 +351,7 @@ class ToolCalls:
         if self._listeners and not is_repeated:
             self._emit(
                 ToolCallStarted(
-                    call_id=call.call_id,
+                    call_id=run_call_id(call),
                     provider=call.provider_name,
                     tool=call.safe_tool_name,
                     line=line_of(call),
@@ -371,11 +373,15 @@ class ToolCalls:
             line = tool_result_line(call.call_id, b"null" if call.stream is True else result)
             self._reply(call.call_id, line)
         except ToolError as error:
-            is_pending = isinstance(error, Suspend) and self._link.on_all_pending is not None
-            if is_pending and isinstance(error, Suspend):
+            is_pending = isinstance(error, Suspend) and self._link.can_suspend
+            if isinstance(error, Suspend) and self._link.suspends_on_server:
+                self._reply(call.call_id, suspended_line(call, error))
+            elif is_pending and isinstance(error, Suspend):
                 self.pending[call.call_id] = deferred_call(call, error, began, self._start_ms(began))
             else:
                 code, message = error.tool_code, error.message
+                if isinstance(error, Suspend) and self._link.suspend_problem:
+                    message = f"{message}, but the run cannot be suspended: {self._link.suspend_problem}"
                 if self._suspension is not None:
                     ended = Answer(code=code, message=message)
                     await self._suspension.note_end(call, ended, partial(self._running_call, call, began))
@@ -390,7 +396,7 @@ class ToolCalls:
             # Clean up here and not in a callback of the task. A callback would take another iteration of the
             # event loop for every call.
             self._tasks.pop(call.call_id, None)
-            if not is_pending:
+            if call.call_id not in self.pending:
                 self._open_bytes -= memoryview(call.input).nbytes
             elapsed = monotonic() - began
             if self.pending and not self._tasks and self._link.on_all_pending is not None:
@@ -412,7 +418,7 @@ class ToolCalls:
             # A call that is cancelled because the run has ended emits no event, because the last event of the
             # run was emitted before.
             if self._listeners and not self._has_ended and not is_pending:
-                self._emit_end(call.call_id, elapsed, result if ok else None, code, message)
+                self._emit_end(run_call_id(call), elapsed, result if ok else None, code, message)
 
     async def _invoke(self, call: ToolCall, provider: Provider) -> bytes:
         text = bytes(call.input)
@@ -430,9 +436,9 @@ class ToolCalls:
             tool=provider.tools[call.safe_tool_name].name,
             deadline=self.deadline,
             cancelled=self._cancelled,
-            call_id=call.call_id,
+            call_id=run_call_id(call),
             line=line_of(call) if self._listeners else None,
-            can_suspend=self._link.on_all_pending is not None,
+            can_suspend=self._link.can_suspend,
             _reports=CallReports(self, call, self._limits.max_result_bytes),
         )
         return await provider.dispatch(call.safe_tool_name, value, context)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from hutch.session.channels.stream import CloseHandler, LineHandler, ignore
 
@@ -12,10 +12,19 @@ HIGH_WATER_BYTES = 1024 * 1024
 
 
 EXTENSIONS_HEADER = "Hutch-Extensions"
-"""In an upgrade request, this header names the extensions that the client asks for; in the response, those
-that the server grants. Without the header, both sides use plain Execbox.
+"""In an upgrade request, this header names the extensions that the client asks for, separated by commas; in
+the response, those that the server grants. Without the header, both sides use plain Execbox.
 """
 SESSIONS_EXTENSION = "sessions"
+FILES_EXTENSION = "files"
+DURABLE_EXTENSION = "durable"
+ALL_EXTENSIONS = (SESSIONS_EXTENSION, FILES_EXTENSION, DURABLE_EXTENSION)
+
+
+def parse_extensions(headers: Iterable[str]) -> list[str]:
+    """Returns the known extensions that headers name."""
+    names = {name.strip() for header in headers for name in header.split(",")}
+    return [name for name in ALL_EXTENSIONS if name in names]
 
 
 class WebSocketChannel:

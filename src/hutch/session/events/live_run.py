@@ -74,7 +74,10 @@ class Run:
     def pending_calls(self) -> Sequence[PendingCall]:
         """Tool calls that a suspended run waits for. Empty for other runs."""
         session = self._handle.session
-        return () if session is None or session.saved is None else session.saved.pending
+        if session is not None and session.saved is not None:
+            return session.saved.pending
+        result = None if session is None else session.result
+        return () if result is None else result.pending_calls
 
     async def result(self) -> Result:
         """Returns the result when the run has ended. Cancelling this call does not affect the run.

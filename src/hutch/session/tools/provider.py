@@ -63,7 +63,9 @@ class Provider:
                 entry["originalName"],
                 partial(call, safe),
                 description=entry.get("description"),
+                output_schema=_schema(entry.get("outputSchema")),
                 streams=entry.get("streams") is True,
+                idempotent=entry.get("idempotent") is True,
             )
             for safe, entry in entries.items()
         }
@@ -88,6 +90,8 @@ class Provider:
         for safe, tool in self.tools.items():
             if tool.description is not None:
                 tools[safe]["description"] = well_formed(tool.description)
+            if tool.idempotent:
+                tools[safe]["idempotent"] = True
         return {"name": self.name, "tools": tools, "types": self.declarations()}
 
     def manifest_json(self, *, full: bool) -> bytes:
@@ -99,6 +103,16 @@ class Provider:
     @cached_property
     def _manifest_json(self) -> bytes:
         return encode_value(self.manifest())
+
+    def manifest_with_schemas(self) -> bytes:
+        """Returns the manifest as JSON text, with the schemas of the results."""
+        tools = {
+            safe: entry
+            if (schema := self.tools[safe].output_schema) is None
+            else {**entry, "outputSchema": schema}
+            for safe, entry in self._manifest["tools"].items()
+        }
+        return encode_value({**self._manifest, "tools": tools})
 
     @cached_property
     def _names_json(self) -> bytes:
@@ -216,6 +230,10 @@ def _check_manifest(manifest: Any) -> Mapping[str, Any]:
         if "description" in entry:
             _text(entry, "description", where)
     return entries
+
+
+def _schema(value: Any) -> dict[str, Any] | None:
+    return value if isinstance(value, dict) else None
 
 
 def _text(holder: Mapping[str, Any], field: str, where: str) -> str:

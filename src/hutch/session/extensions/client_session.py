@@ -1,0 +1,239 @@
+"""Session of a client with a Hutch server, with the negotiated extensions: files, and suspended runs."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from time import monotonic, time
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from hutch.session.calls.link import SessionLink
+from hutch.session.channels.peer import START_TIMEOUT_SECONDS
+from hutch.session.extensions.messages import (
+    FILE_PART_BYTES,
+    FilePart,
+    Resumed,
+    ResumeRequest,
+    Stored,
+    SuspendRefused,
+    SuspendRequest,
+    WaitingCall,
+)
+from hutch.session.files.model import File, InputFiles, name_problem
+from hutch.session.host import Session
+from hutch.session.messages import Done, ServerMessage, WireError, encode
+from hutch.session.run import CallRecord, PendingCall, RunSuspended
+
+SUSPENDED = "suspended"
+# Upper bounds for what a server may send. Its settings are usually lower.
+MAX_FILES = 10_000
+MAX_FILE_BYTES = 1024 * 1024 * 1024
+MAX_PENDING_CALLS = 10_000
+MAX_PENDING_BYTES = 128 * 1024 * 1024
+_MIME_TYPE = re.compile(r"[\x21-\x7e]{1,255}")
+
+
+class ClientSession(Session):
+    """Client's side of an execution on a server. All attributes below belong to the extensions."""
+
+    resume_request: ResumeRequest | None = None
+    """Makes the execution continue a suspended run."""
+    suspend_problem = ""
+    """Reason why the run cannot be suspended. Empty if it can be."""
+    uploads: InputFiles | None = None
+    """Input files to send."""
+    on_resumed: Callable[[], None] | None = None
+    """Called when the server continues the suspended run."""
+    is_resumed = False
+    _server_calls: list[CallRecord] | None = None
+    _received: list[_IncomingFile] | None = None
+    _received_bytes = 0
+    _waiting: list[PendingCall] | None = None
+    _waiting_bytes = 0
+    _refused: Callable[[str], None] | None = None
+
+    def _link(self) -> SessionLink:
+        link = super()._link()
+        problem = self.suspend_problem
+        return msgspec.structs.replace(link, suspends_on_server=not problem, suspend_problem=problem)
+
+    def _options(self) -> bytes:
+        options = super()._options()
+        if self.resume_request is not None:
+            options = options[:-1] + b',"resume":' + msgspec.json.encode(self.resume_request) + b"}"
+        if self.uploads is not None:
+            options = options[:-1] + b',"files":' + self.uploads.listing() + b"}"
+        return options
+
+    @property
+    def _manifests(self) -> list[bytes]:
+        if self.resume_request is None or self._inputs is None:
+            return super()._manifests
+        # The server compares the results with the schemas of their tools.
+        return [provider.manifest_with_schemas() for provider in self._providers.values()]
+
+    async def send_files(self) -> None:
+        """Sends the contents of the input files. Must be called after `begin`."""
+        if self.uploads is None:
+            return
+        for file in self.uploads.files:
+            for start in range(0, file.size, FILE_PART_BYTES):
+                if self._is_over():
+                    return
+                line = encode(FilePart(id=self.id, data=file.data[start : start + FILE_PART_BYTES]))
+                self._peer.send(line)
+                await asyncio.sleep(0)
+                if self._peer.writable is not None:
+                    await self._peer.writable()
+                # The time in which the server has to start begins when it has all files.
+                self._sent_at = monotonic()
+
+    @property
+    def calls(self) -> list[CallRecord]:
+        return super().calls if self._server_calls is None else self._server_calls
+
+    def suspend(self, on_refused: Callable[[str], None] | None = None) -> None:
+        """Asks the server to suspend the run when it next waits."""
+        if not self.suspend_problem:
+            self._refused = on_refused
+            self._peer.send(encode(SuspendRequest(self.id)))
+        elif on_refused is not None:
+            on_refused(self.suspend_problem)
+
+    # --- messages of the server ---
+
+    def receive(self, message: ServerMessage) -> bool:
+        if not isinstance(message, FilePart | WaitingCall | Resumed | SuspendRefused | Stored):
+            return super().receive(message)
+        if message.id != self.id or self._has_ended:
+            return False
+        match message:
+            case FilePart():
+                is_valid = self._add_part(message)
+                self._await_end()
+                return is_valid
+            case WaitingCall():
+                self._await_end()
+                return self._add_waiting(message)
+            case Resumed():
+                return self._on_server_resumed(message)
+            case SuspendRefused():
+                refused, self._refused = self._refused, None
+                if refused is not None:
+                    refused(message.reason[:1_000])
+                return refused is not None
+            case Stored():
+                self._emit(RunSuspended(calls=message.calls))
+                return self._is_observed
+
+    def _await_end(self) -> None:
+        """Waits for `done` beyond the time limit, because the run has ended, and its data arrives."""
+        if self._timer is not None and not self._cancelling:
+            self._timer.cancel()
+            self._timer = self._loop.call_later(START_TIMEOUT_SECONDS, self._lose_server)
+
+    def _lose_server(self) -> None:
+        self.mark_lost(f"the server sent nothing for {START_TIMEOUT_SECONDS:g} s")
+
+    def _on_server_resumed(self, message: Resumed) -> bool:
+        if self.resume_request is None or self.is_resumed:
+            return False
+        self.is_resumed = True
+        self.run_id = message.run_id
+        self.limits = msgspec.structs.replace(
+            self.limits,
+            timeout_ms=message.timeout_ms,
+            max_log_lines=message.max_log_lines,
+            max_log_chars=message.max_log_chars,
+        )
+        self._max_seconds = max(0.0, message.timeout_ms / 1000) + self._peer.backstop_seconds
+        self._tool_deadline = self._loop.time() + message.timeout_ms / 1000
+        self.log_lines = message.log_lines
+        if self._calls is not None:
+            self._calls.deadline = self._tool_deadline
+        if self.on_resumed is not None:
+            self.on_resumed()
+        return True
+
+    def _add_part(self, part: FilePart) -> bool:
+        if self._received is None:
+            self._received = []
+        if part.name is not UNSET:
+            file = _incoming_file(part)
+            self._received_bytes += 0 if file is None else file.size
+            if file is None or len(self._received) >= MAX_FILES or self._received_bytes > MAX_FILE_BYTES:
+                self._received_bytes -= 0 if file is None else file.size
+                return False
+            self._received.append(file)
+        if not self._received or len(self._received[-1].data) + len(part.data) > self._received[-1].size:
+            return False
+        self._received[-1].data += part.data
+        return True
+
+    def _add_waiting(self, call: WaitingCall) -> bool:
+        if self._waiting is None:
+            self._waiting = []
+        size = memoryview(call.input).nbytes
+        if len(self._waiting) >= MAX_PENDING_CALLS or self._waiting_bytes + size > MAX_PENDING_BYTES:
+            return False
+        self._waiting_bytes += size
+        self._waiting.append(
+            PendingCall(
+                call_id=call.call_id,
+                provider=call.provider_name,
+                tool=call.safe_tool_name,
+                input_json=bytes(call.input),
+                message=call.message,
+                token=None if call.token is UNSET else call.token,
+                started_at=min(call.started_at, time()),
+                start_ms=call.start_ms,
+                line=None if call.line is UNSET else call.line,
+            )
+        )
+        return True
+
+    def _done(self, done: Done) -> None:
+        if done.calls is not UNSET and self.resume_request is not None:
+            try:
+                self._server_calls = msgspec.convert(done.calls, list[CallRecord])
+            except msgspec.ValidationError:
+                self._server_calls = None
+        if self._cancelling and not done.ok and done.error is not UNSET and done.error.code == SUSPENDED:
+            # The run was suspended before the server was asked to cancel it.
+            self._settle_done(done, done.error)
+        else:
+            super()._done(done)
+
+    def _settle(self, error: WireError | None, **fields: Any) -> None:
+        super()._settle(error, **fields)
+        files = [each.file() for each in self._received or () if each.is_complete]
+        waiting = self._waiting if error is not None and error.code == SUSPENDED else None
+        if self.result is not None and (files or waiting):
+            self.result = msgspec.structs.replace(self.result, files=files, pending_calls=waiting or ())
+
+
+class _IncomingFile(msgspec.Struct):
+    name: str
+    mime_type: str
+    size: int
+    data: bytearray
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.data) == self.size
+
+    def file(self) -> File:
+        return File(self.name, self.mime_type, bytes(self.data))
+
+
+def _incoming_file(part: FilePart) -> _IncomingFile | None:
+    """Returns None if the description of the file is invalid."""
+    if part.name is UNSET or part.mime_type is UNSET or part.size is UNSET or part.size < 0:
+        return None
+    if name_problem(part.name) is not None or not _MIME_TYPE.fullmatch(part.mime_type):
+        return None
+    return _IncomingFile(part.name, part.mime_type, part.size, bytearray())
