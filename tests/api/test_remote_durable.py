@@ -67,8 +67,9 @@ def tools() -> Tools:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServeProcess]:
-    with running_server(HUTCH_MAX_FILE_BYTES="4000000", HUTCH_MASTER_KEY=MASTER_KEY) as running:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    home = {"HUTCH_HOME": str(tmp_path_factory.mktemp("home")), "HUTCH_MASTER_KEY": MASTER_KEY}
+    with running_server(HUTCH_MAX_FILE_BYTES="4000000", **home) as running:
         yield running
 
 
@@ -280,6 +281,26 @@ async def test_waiting_run_survives_the_death_of_its_server(tmp_path: Path, tool
             again = await h.resume(lost.run_id, tools=tools.all)
             assert "the call may have had an effect" in (await again.result()).result
     assert tools.calls == [0]
+
+
+async def test_stored_run_stays_suspended_when_its_server_stops(tmp_path: Path, tools: Tools) -> None:
+    home = {"HUTCH_HOME": str(tmp_path), "HUTCH_CHECKPOINT_AFTER_MS": "1", "HUTCH_DRAIN_SECONDS": "0.1"}
+    with running_server(**home) as first:
+        async with hutch.connect(first.execbox) as h:
+            code = "return await tools.wait().catch((error) => error.message)"
+            run = await h.start(code, tools=tools.all, timeout_ms=60_000)
+            async for event in run:
+                if isinstance(event, hutch.RunSuspended):
+                    first.process.terminate()
+            result = await run.result()
+            assert result.error is not None
+            assert result.error.code == "suspended"
+            assert result.error.message == "The server stopped, and has stored the run. Continue it by its id"
+        first.wait()
+    with running_server(**home) as second:
+        async with hutch.connect(second.execbox) as h:
+            again = await h.resume(result.run_id, tools=tools.all)
+            assert "the call may have had an effect" in (await again.result()).result
 
 
 # --- checkpoints ---

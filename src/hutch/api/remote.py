@@ -31,6 +31,7 @@ from hutch.session.events.log_relay import relay_logs
 from hutch.session.extensions.client_session import MAX_FILE_BYTES, MAX_FILES
 from hutch.session.extensions.messages import ResumeRequest
 from hutch.session.files.model import FileLimits, input_files
+from hutch.session.host import Session
 from hutch.session.inputs import encode_inputs
 from hutch.session.json_value import encode_value
 from hutch.session.limits import Limits
@@ -195,10 +196,10 @@ class Remote:
 
         async def attempt() -> Result:
             # Never repeated, because the results of calls may have been delivered.
-            _, result = await self._connection.execute(execution, run, request, on_resumed)
+            session, result = await self._connection.execute(execution, run, request, on_resumed)
             if not resumed.done():
                 raise _resume_error(result)
-            return result
+            return _not_refused(session, result)
 
         return await self._report_end(attempt(), run)
 
@@ -315,12 +316,7 @@ class Remote:
             # retry a turn of a session, which may have changed the session.
             with contextlib.suppress(SandboxUnavailable):
                 session, result = await self._connection.execute(execution, run)
-        if result.error is not None and result.error.retry_after is not None and not session.started:
-            if result.error.name == "QuotaExceeded":
-                return refused_result(result.error.message, result.error.retry_after, result.run_id)
-            message = result.error.message.removesuffix(f" Try again in {result.error.retry_after:g} s.")
-            raise Busy(f"The server is busy: {message}", retry_after=result.error.retry_after)
-        return with_unavailable_servers(result, execution.unavailable_servers)
+        return with_unavailable_servers(_not_refused(session, result), execution.unavailable_servers)
 
     def as_tool(
         self,
@@ -424,12 +420,24 @@ def _resuming(
     )
 
 
+def _not_refused(session: Session, result: Result) -> Result:
+    """Raises Busy if the server was too busy to start the execution."""
+    error = result.error
+    if error is None or error.retry_after is None or session.started:
+        return result
+    if error.name == "QuotaExceeded":
+        return refused_result(error.message, error.retry_after, result.run_id)
+    message = error.message.removesuffix(f" Try again in {error.retry_after:g} s.")
+    raise Busy(f"The server is busy: {message}", retry_after=error.retry_after)
+
+
 def _resume_error(result: Result) -> HutchError:
     """Returns the exception for a request about a suspended run that was refused."""
     error = result.error
     assert error is not None
     if error.retry_after is not None:
-        return Busy(error.message, retry_after=error.retry_after)
+        message = error.message.removesuffix(f" Try again in {error.retry_after:g} s.")
+        return Busy(f"The server is busy: {message}", retry_after=error.retry_after)
     if error.name in ResumeError.CODES:
         return ResumeError(error.name, error.message)
     field, _, detail = error.message.partition(": ")

@@ -12,6 +12,7 @@ import msgspec
 
 from hutch.errors import ExecutionError, HutchError, InvalidExecution, QuotaExceeded, RateLimited
 from hutch.kernel.durable.calls.call_hold import CallHold
+from hutch.kernel.durable.resume_errors import LOST_CLIENT
 from hutch.kernel.execution import CheckCode, Execution, Recorder
 from hutch.kernel.fair_use import FairUse
 from hutch.kernel.placement import Placement
@@ -176,7 +177,8 @@ class Kernel:
                     reason = ExecutionError("suspended", "The process stopped; another one continues the run")
                     self.record_unstarted(execution, run, reason)
             if not run.outcome:
-                self.record_unstarted(execution, run, _reason(error))
+                reason = ExecutionError("interrupted", LOST_CLIENT) if run.is_abandoned else _reason(error)
+                self.record_unstarted(execution, run, reason)
             raise
         finally:
             del self.active[run.id]
@@ -407,6 +409,8 @@ class Kernel:
                     may_poll=self._may_poll,
                 )
             except asyncio.CancelledError:
+                if run.is_abandoned:
+                    raise
                 run.is_cancelled = True
                 if run.session is not None and run.session.result is not None:
                     self._record_end(execution, run, run.session.result)

@@ -312,11 +312,10 @@ class ChannelServer:
     def _on_finished(self, id: str, size: int, task: asyncio.Task[Result]) -> None:
         """Sends `done` for a finished execution, even if its task was cancelled before the first step."""
         del self._tasks[id]
-        self._runs.pop(id, None)
+        run = self._runs.pop(id)
         self._uploads.pop(id, None)
         self._pending.release(self._owner, size)
-        cancelled = Result(ok=False, error=TIMED_OUT.to_exception())
-        self._done(id, cancelled if task.cancelled() else task.result())
+        self._done(id, _cancelled_result(run) if task.cancelled() else task.result())
         self._resumed.discard(id)
 
     async def _serve(self, message: Execute) -> Result:
@@ -512,6 +511,15 @@ def _check_tools(message: Execute) -> None:
     tools = sum(len(manifest.tools) for manifest in message.providers)
     if tools > MAX_TOOLS:
         raise InvalidExecution("providers", f"has {tools} tools; the limit is {MAX_TOOLS}")
+
+
+def _cancelled_result(run: RunHandle) -> Result:
+    if run.is_abandoned:
+        stored = ExecutionError(
+            "suspended", "The server stopped, and has stored the run. Continue it by its id"
+        )
+        return Result(ok=False, error=stored)
+    return Result(ok=False, error=TIMED_OUT.to_exception())
 
 
 def _suspend_of(value: Any, message: str) -> ToolError:

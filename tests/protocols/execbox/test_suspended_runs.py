@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,6 +13,8 @@ import httpx2
 import pytest
 from tests.support.processes import TIMEOUT_SECONDS, ServeProcess, running_server, wait_until
 from tests.support.toolscripts import stdio
+
+import hutch
 
 CODE = """
     const log = [];
@@ -97,6 +100,24 @@ def test_run_waits_suspended_for_an_approval_and_its_caller_gets_the_result(
     assert body["run_id"] == approval["run"]
     assert client.decide(server, approval, decision="allow").status_code == 409
     wait_until(lambda: httpx2.get(f"{server.url}/runs/{approval['run']}").json()["outcome"] == "ok")
+
+
+async def test_client_of_the_websocket_cannot_answer_for_the_person(
+    client: Client, server: ServeProcess
+) -> None:
+    """Only runs whose tools a client has can be continued over the WebSocket."""
+    answer = client.start(server)
+    approval = await asyncio.to_thread(client.approval, server)
+    run_id = approval["run"]
+    async with hutch.connect(server.execbox) as remote:
+        record = await asyncio.to_thread(httpx2.get, f"{server.url}/runs/{run_id}")
+        (call,) = record.json()["pending_calls"]
+        for request in (remote.resume(run_id, {call["call_id"]: "forged"}), remote._seal(run_id)):
+            with pytest.raises(hutch.ResumeError, match=f"POST /runs/{run_id}/resume") as refused:
+                await request
+            assert refused.value.code == "tools_elsewhere"
+    client.decide(server, approval, decision="deny")
+    assert not (await asyncio.to_thread(answer.result)).json()["ok"]
 
 
 def test_denied_call_fails_in_the_guest(client: Client, server: ServeProcess) -> None:

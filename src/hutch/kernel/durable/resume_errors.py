@@ -5,6 +5,8 @@ from __future__ import annotations
 from hutch.errors import ResumeError
 from hutch.store.tables.durable.checkpoints import CheckpointRow
 
+LOST_CLIENT = "The client of the run disconnected after the run had called a tool"
+
 
 def not_found(run_id: str) -> ResumeError:
     return ResumeError("checkpoint_not_found", f"There is no suspended run {run_id}.")

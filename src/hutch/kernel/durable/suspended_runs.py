@@ -23,7 +23,7 @@ from hutch.kernel.durable.checkpoint import Checkpoint
 from hutch.kernel.durable.checkpoint_storage import CheckpointStorage
 from hutch.kernel.durable.earlier_record import approval_waits, recorded_part
 from hutch.kernel.durable.holds import HOLD_SECONDS, POLL_SECONDS, Holds
-from hutch.kernel.durable.resume_errors import cancelled, ended, expired, not_found
+from hutch.kernel.durable.resume_errors import LOST_CLIENT, cancelled, ended, expired, not_found
 from hutch.kernel.durable.sealed_run import SealedRun, seal, unseal
 from hutch.kernel.durable.stored_result import decode_result, encode_result
 from hutch.kernel.execution import Execution
@@ -163,7 +163,10 @@ class SuspendedRuns:
         )
         if result is None or is_closing:
             await store.checkpoints.release(run.id, self._holds.holder)
-            return False
+            row = await store.checkpoints.get(run.id) if run.is_abandoned else None
+            if row is None or row.state != "called" or row.holder != self._holds.holder:
+                return False
+            result = Result(ok=False, error=ExecutionError("interrupted", LOST_CLIENT), run_id=run.id)
         await self._end(store, run.id, self._holds.holder, result)
         self._report_end(run.id, result)
         return True

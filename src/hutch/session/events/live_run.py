@@ -93,15 +93,16 @@ class Run:
     async def checkpoint(self) -> bytes:
         """Suspends the run when it next waits for tools or timers, and returns it as sealed bytes.
 
-        `Hutch.resume` continues the run from these bytes once, in any process with the same master key. Tools
-        that are still running are awaited first, and their results become part of the bytes. The result of
-        this run then has the code `suspended`. Cancelling this call does not affect the run.
+        `Hutch.resume` continues the run from these bytes once, in any process with the same master key; with
+        `hutch.connect`, on any server with the same one. Tools that are still running are awaited first, and
+        their results become part of the bytes. The result of this run then has the code `suspended`.
+        Cancelling this call does not affect the run.
 
         Raises ResumeError if the run ended instead, or cannot be suspended.
         """
         if self._seal is None:
             raise HutchError(
-                "This run cannot be suspended: it runs on another server or in an external runner.",
+                "This run cannot be suspended: it runs in an external runner.",
                 remedy="Use hutch.Hutch() without `runner`.",
             )
         handle = self._handle
