@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hutch.errors import ResumeError
-from hutch.store.tables.durable.checkpoints import CheckpointRow
+
+if TYPE_CHECKING:
+    from hutch.store.tables.durable.checkpoints import CheckpointRow
 
 LOST_CLIENT = "The client of the run disconnected after the run had called a tool"
 
