@@ -34,6 +34,8 @@ MAX_FILES = 10_000
 MAX_FILE_BYTES = 1024 * 1024 * 1024
 MAX_PENDING_CALLS = 10_000
 MAX_PENDING_BYTES = 128 * 1024 * 1024
+# Time beyond the time limit for which a client waits, because the server may store the run at its end.
+STORE_SECONDS = 30.0
 _MIME_TYPE = re.compile(r"[\x21-\x7e]{1,255}")
 
 
@@ -55,6 +57,11 @@ class ClientSession(Session):
     _waiting: list[PendingCall] | None = None
     _waiting_bytes = 0
     _refused: Callable[[str], None] | None = None
+
+    def begin(self) -> None:
+        if not self.suspend_problem:
+            self._max_seconds += STORE_SECONDS
+        super().begin()
 
     def _link(self) -> SessionLink:
         link = super()._link()
@@ -150,7 +157,7 @@ class ClientSession(Session):
             max_log_lines=message.max_log_lines,
             max_log_chars=message.max_log_chars,
         )
-        self._max_seconds = max(0.0, message.timeout_ms / 1000) + self._peer.backstop_seconds
+        self._max_seconds = max(0.0, message.timeout_ms / 1000) + STORE_SECONDS
         self._tool_deadline = self._loop.time() + message.timeout_ms / 1000
         self.log_lines = message.log_lines
         if self._calls is not None:
@@ -164,10 +171,11 @@ class ClientSession(Session):
             self._received = []
         if part.name is not UNSET:
             file = _incoming_file(part)
-            self._received_bytes += 0 if file is None else file.size
-            if file is None or len(self._received) >= MAX_FILES or self._received_bytes > MAX_FILE_BYTES:
-                self._received_bytes -= 0 if file is None else file.size
+            if file is None or len(self._received) >= MAX_FILES:
                 return False
+            if self._received_bytes + file.size > MAX_FILE_BYTES:
+                return False
+            self._received_bytes += file.size
             self._received.append(file)
         if not self._received or len(self._received[-1].data) + len(part.data) > self._received[-1].size:
             return False
