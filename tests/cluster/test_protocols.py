@@ -195,6 +195,21 @@ async def test_server_of_a_cluster_serves_all_protocols(server: ServeProcess) ->
         assert result.result == 42
 
 
+async def test_client_of_a_cluster_has_files_and_suspended_runs(server: ServeProcess) -> None:
+    def ask(question: str) -> str:
+        raise hutch.Suspend(question)
+
+    code = """
+        const text = await files.text("a.txt");
+        await files.write("b.txt", text + await tools.ask({question: "Really?"}));"""
+    async with hutch.connect(server.execbox) as remote:
+        result = await remote.run(code, tools=[ask], files={"a.txt": "é"})
+        (call,) = result.pending_calls
+        run = await remote.resume(result.run_id, {call.call_id: "!"}, tools=[ask])
+        (file,) = (await run.result()).raise_for_error().files
+        assert file.text == "é!"
+
+
 def test_server_of_a_cluster_passes_the_compliance_tests(server: ServeProcess) -> None:
     done = hutch_command("check", server.url)
     assert done.returncode == 0, done.stdout
