@@ -216,7 +216,8 @@ class ResumeError(HutchError):
 
     `code` is checkpoint_not_found, checkpoint_in_use, checkpoint_ended, checkpoint_superseded,
     checkpoint_expired, checkpoint_incompatible, checkpoint_invalid, unknown_call, already_answered,
-    too_many_suspended, too_many_questions or token_in_use; over HTTP also approval_needed or tools_elsewhere.
+    too_many_suspended, too_many_questions or token_in_use; on a server also approval_needed or
+    tools_elsewhere.
     """
 
     CODES = frozenset(

@@ -176,6 +176,20 @@ async def test_deferred_call_is_resolved_by_its_token(h: Remote, tools: Tools) -
     assert (await run.result()).result == 42
 
 
+async def test_token_that_cannot_be_stored_fails_the_call(h: Remote) -> None:
+    code = "try { await tools.later({}) } catch (e) { return e.message }"
+    for token, message in (
+        ("\ud800", "token: expected text without half of a surrogate pair"),
+        ("x" * 2_000, "token: expected 1 to 1024 characters, got 2000"),
+    ):
+
+        def later(value: str = token) -> hutch.Deferred:
+            return hutch.Deferred(value)
+
+        result = await h.run(code, tools=[later])
+        assert result.raise_for_error().result == message
+
+
 async def test_run_survives_the_death_of_its_server(tmp_path: Path, tools: Tools) -> None:
     home = {"HUTCH_HOME": str(tmp_path)}
     with running_server(**home) as first:

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -26,23 +26,19 @@ from hutch.errors import (
     QuotaExceeded,
     ResumeError,
     SessionError,
-    Suspend,
     ToolError,
     wire_code,
 )
 from hutch.session.channels.stream import Channel
 from hutch.session.extensions.file_upload import FileUpload
-from hutch.session.extensions.messages import (
-    FILE_PART_BYTES,
-    MAX_TOKEN_CHARS,
-    FilePart,
-    Stored,
-    SuspendedCall,
-    SuspendRefused,
-    SuspendRequest,
-    WaitingCall,
+from hutch.session.extensions.messages import SUSPENDED, FilePart, Stored, SuspendRefused, SuspendRequest
+from hutch.session.extensions.server_side import (
+    NO_EXTENSIONS,
+    ChannelExtensions,
+    file_parts,
+    suspend_error,
+    waiting_calls,
 )
-from hutch.session.files.model import File, FileLimits
 from hutch.session.host import TIMED_OUT
 from hutch.session.inputs import decode_inputs
 from hutch.session.json_value import encode_value
@@ -63,8 +59,8 @@ from hutch.session.messages import (
     WireError,
     encode,
 )
-from hutch.session.run import PendingCall, Result, RunEvent, RunHandle, RunSuspended, log_listener
-from hutch.session.tools.provider import MAX_MESSAGE_CHARS, Provider
+from hutch.session.run import Result, RunEvent, RunHandle, RunSuspended, log_listener
+from hutch.session.tools.provider import Provider
 from hutch.session.tools.tool import ToolContext
 from hutch.telemetry.trace_context import TRACEPARENT, current, parse_context
 
@@ -115,23 +111,6 @@ class ExecutionRequest(msgspec.Struct, frozen=True):
     continue_as: Callable[[RunHandle], None]
     """Replaces `run` by the handle of a suspended run that the request continues."""
     send: Callable[[ServerMessage], None]
-
-
-class ChannelExtensions(msgspec.Struct, frozen=True, kw_only=True):
-    """Extensions that the peer has negotiated."""
-
-    files: FileLimits | None = None
-    """Limits of the files that the peer may send. None for no files."""
-    sealed: FileLimits | None = None
-    """Limits of a sealed run that the peer may send. None if its runs cannot be suspended."""
-
-    @property
-    def durable(self) -> bool:
-        """True if the peer's runs can be suspended and continued."""
-        return self.sealed is not None
-
-
-NO_EXTENSIONS = ChannelExtensions()
 
 
 class ChannelServer:
@@ -240,8 +219,11 @@ class ChannelServer:
         being stored, stay suspended.
         """
         for id, task in self._tasks.items():
-            run = self._runs.get(id)
-            if self._extensions.durable and run is not None and run.abandon():
+            run = self._runs[id]
+            if run.is_abandoned:
+                # Do not cancel the task twice, because it stores the run.
+                continue
+            if self._extensions.durable and run.abandon():
                 task.cancel()
             else:
                 self._cancel(id)
@@ -351,9 +333,9 @@ class ChannelServer:
             )
             result = await self._run(request)
             if result.pending_calls and extensions.durable:
-                await self._send_pending_calls(message.id, result.pending_calls)
+                await self._send_all(waiting_calls(message.id, result.pending_calls))
             if result.files and (extensions.files is not None or is_resumed):
-                await self._send_files(message.id, result.files)
+                await self._send_all(file_parts(message.id, result.files))
             await self._channel.writable()
             return result
         except HutchError as error:
@@ -379,37 +361,10 @@ class ChannelServer:
 
             run.listeners.append(report_stored)
 
-    async def _send_pending_calls(self, id: str, calls: Sequence[PendingCall]) -> None:
-        for call in calls:
-            waiting = WaitingCall(
-                id=id,
-                call_id=call.call_id,
-                provider_name=call.provider,
-                safe_tool_name=call.tool,
-                message=call.message,
-                token=UNSET if call.token is None else call.token,
-                started_at=call.started_at,
-                start_ms=call.start_ms,
-                line=UNSET if call.line is None else call.line,
-                input=Raw(call.input_json),
-            )
-            self._channel.send(encode(waiting))
-            await self._channel.writable()
-
-    async def _send_files(self, id: str, files: Sequence[File]) -> None:
-        for file in files:
-            first = FilePart(
-                id=id,
-                name=file.name,
-                mime_type=file.mime_type,
-                size=file.size,
-                data=file.data[:FILE_PART_BYTES],
-            )
-            self._channel.send(encode(first))
-            for start in range(FILE_PART_BYTES, file.size, FILE_PART_BYTES):
-                await asyncio.sleep(0)
-                await self._channel.writable()
-                self._channel.send(encode(FilePart(id=id, data=file.data[start : start + FILE_PART_BYTES])))
+    async def _send_all(self, messages: Iterator[ServerMessage]) -> None:
+        for message in messages:
+            self._channel.send(encode(message))
+            await asyncio.sleep(0)
             await self._channel.writable()
 
     def _provider(self, id: str, manifest: Manifest, *, sends_lines: bool) -> Provider:
@@ -451,7 +406,7 @@ class ChannelServer:
             self._open_calls.pop(call_id, None)
         if not result.ok and result.error is not UNSET:
             if self._extensions.durable and result.suspend is not UNSET:
-                raise _suspend_of(result.suspend, result.error.message)
+                raise suspend_error(result.suspend, result.error.message)
             raise ToolError(result.error.message, wire_code(result.error.code))
         raw = bytes(result.result) if result.result is not UNSET else b"null"
         if streams and raw == b"null":
@@ -478,7 +433,7 @@ class ChannelServer:
 
 
 # Codes of runs that only peers with the extension for durable runs know.
-_DURABLE_CODES = frozenset({"suspended", "interrupted"})
+_DURABLE_CODES = frozenset({SUSPENDED, "interrupted"})
 
 
 class _OpenCall:
@@ -514,23 +469,12 @@ def _check_tools(message: Execute) -> None:
 
 
 def _cancelled_result(run: RunHandle) -> Result:
-    if run.is_abandoned:
+    if run.is_abandoned and run.outcome == SUSPENDED:
         stored = ExecutionError(
-            "suspended", "The server stopped, and has stored the run. Continue it by its id"
+            SUSPENDED, "The server stopped, and has stored the run. Continue it by its id"
         )
         return Result(ok=False, error=stored)
     return Result(ok=False, error=TIMED_OUT.to_exception())
-
-
-def _suspend_of(value: Any, message: str) -> ToolError:
-    """Returns the error of a tool whose result comes later."""
-    try:
-        token = msgspec.convert(value, SuspendedCall).token
-    except msgspec.ValidationError as error:
-        return ToolError(f"The peer sent an invalid `suspend`: {error}", "internal_error")
-    if token is not None and not 0 < len(token) <= MAX_TOKEN_CHARS:
-        return ToolError(f"token: expected 1 to {MAX_TOKEN_CHARS} characters, got {len(token)}")
-    return Suspend(message[:MAX_MESSAGE_CHARS], token=token)
 
 
 def _execution_error(error: HutchError) -> ExecutionError:

@@ -35,8 +35,9 @@ from hutch.session.channels.websocket import (
     WebSocketChannel,
     parse_extensions,
 )
+from hutch.session.extensions.server_side import ChannelExtensions
 from hutch.session.files.model import FileLimits
-from hutch.session.runner import ChannelExtensions, PendingBytes
+from hutch.session.runner import PendingBytes
 from hutch.settings import Settings
 
 PATH = "/execbox"

@@ -13,14 +13,9 @@ from hutch.protocols.execbox.channel_runs import ChannelRuns
 from hutch.protocols.execbox.channel_sessions import ChannelSessions
 from hutch.sandbox.runner.profile import profile_for
 from hutch.session.channels.stream import Channel
+from hutch.session.extensions.server_side import NO_EXTENSIONS, ChannelExtensions
 from hutch.session.run import Result
-from hutch.session.runner import (
-    NO_EXTENSIONS,
-    ChannelExtensions,
-    ChannelServer,
-    ExecutionRequest,
-    PendingBytes,
-)
+from hutch.session.runner import ChannelServer, ExecutionRequest, PendingBytes
 
 # Names of the options in messages.
 _WIRE_NAMES = {

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from time import monotonic, time
 
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, UnsetType
 
 from hutch.errors import Suspend
 from hutch.session.extensions.messages import SuspendedCall
 from hutch.session.json_value import well_formed
 from hutch.session.messages import ToolCall, ToolResult, WireError, encode
-from hutch.session.run import PendingCall
-from hutch.session.tools.provider import Provider
+from hutch.session.run import PendingCall, ToolCallStarted
+from hutch.session.tools.provider import MAX_MESSAGE_CHARS, Provider
 from hutch.text import cut
 
 # Limits on the names in a tool call. They bound the memory that a guest with forged calls can use in the
@@ -51,6 +51,16 @@ def is_idempotent(call: ToolCall, provider: Provider) -> bool:
     return tool is not None and tool.idempotent and call.stream is not True
 
 
+def started_event(call: ToolCall) -> ToolCallStarted:
+    return ToolCallStarted(
+        call_id=run_call_id(call),
+        provider=call.provider_name,
+        tool=call.safe_tool_name,
+        line=line_of(call),
+        input_json=call.input,
+    )
+
+
 def deferred_call(call: ToolCall, suspend: Suspend, began: float, start_ms: float) -> PendingCall:
     """Describes a call whose result will arrive later. `began` is the start of the call on the monotonic
     clock.
@@ -71,8 +81,11 @@ def deferred_call(call: ToolCall, suspend: Suspend, began: float, start_ms: floa
 
 def suspended_line(call: ToolCall, suspend: Suspend) -> bytes:
     """Encodes the reply to a server that the result of a call comes later."""
-    error = WireError(code=suspend.tool_code, message=well_formed(suspend.message))
-    later = SuspendedCall(None if suspend.token is None else well_formed(suspend.token))
+    message = suspend.message
+    later: SuspendedCall | UnsetType = SuspendedCall(suspend.token)
+    if suspend.token is not None and well_formed(suspend.token) != suspend.token:
+        message, later = "token: expected text without half of a surrogate pair", UNSET
+    error = WireError(code=suspend.tool_code, message=cut(well_formed(message), MAX_MESSAGE_CHARS))
     return encode(ToolResult(call_id=call.call_id, ok=False, error=error, suspend=later))
 
 

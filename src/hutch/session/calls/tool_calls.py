@@ -22,6 +22,7 @@ from hutch.session.calls.description import (
     running_call,
     shown,
     shown_name,
+    started_event,
     suspended_line,
 )
 from hutch.session.calls.file_tasks import FileCallTasks
@@ -40,7 +41,6 @@ from hutch.session.run import (
     PendingCall,
     RunEvent,
     ToolCallEnded,
-    ToolCallStarted,
     ToolProgress,
 )
 from hutch.session.suspension import Answer, SavedSession
@@ -349,15 +349,7 @@ class ToolCalls:
             trace = trace if provider.is_internal else trace.child()
             current.set(trace)
         if self._listeners and not is_repeated:
-            self._emit(
-                ToolCallStarted(
-                    call_id=run_call_id(call),
-                    provider=call.provider_name,
-                    tool=call.safe_tool_name,
-                    line=line_of(call),
-                    input_json=call.input,
-                )
-            )
+            self._emit(started_event(call))
         try:
             if self._link.writable is not None:
                 await self._link.writable()

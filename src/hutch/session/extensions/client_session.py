@@ -15,6 +15,7 @@ from hutch.session.calls.link import SessionLink
 from hutch.session.channels.peer import START_TIMEOUT_SECONDS
 from hutch.session.extensions.messages import (
     FILE_PART_BYTES,
+    SUSPENDED,
     FilePart,
     Resumed,
     ResumeRequest,
@@ -28,7 +29,6 @@ from hutch.session.host import Session
 from hutch.session.messages import Done, ServerMessage, WireError, encode
 from hutch.session.run import CallRecord, PendingCall, RunSuspended
 
-SUSPENDED = "suspended"
 # Upper bounds for what a server may send. Its settings are usually lower.
 MAX_FILES = 10_000
 MAX_FILE_BYTES = 1024 * 1024 * 1024
