@@ -400,6 +400,10 @@ async def test_results_are_delivered_once(h: Remote, tools: Tools) -> None:
         await h.resume(result.run_id, {call.call_id: "three"}, tools=tools.all)
     with pytest.raises(InvalidExecution, match=f"results.{call.call_id}: expected a JSON-safe value"):
         await h.resume(result.run_id, {call.call_id: {1, 2}})
+    with pytest.raises(InvalidExecution, match=r"results: have \d+ bytes of JSON with the tools"):
+        await h.resume(result.run_id, {"a": "x" * 9_000_000, "b": "x" * 9_000_000})
+    with pytest.raises(InvalidExecution, match="expected at most 8388608 bytes of JSON"):
+        await h.resume(result.run_id, {call.call_id: "x" * 9_000_000})
     outcomes = await asyncio.gather(
         *(h.resume(result.run_id, {call.call_id: n}, tools=tools.all) for n in (1, 2)), return_exceptions=True
     )

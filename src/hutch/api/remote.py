@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from hutch.kernel.sessions.sessions import SessionInfo, Variable
     from hutch.protocols.toolscript.providers import McpConfigurations
 
-# Upper bound for the parts of an `execute` message other than code and tools.
-OVERHEAD_BYTES = 4096
+# Maximum size of the code, the tools and the inputs of an `execute` message. The rest has at most 4096 bytes.
+_MAX_EXECUTE_BYTES = MAX_MESSAGE_BYTES - 4096
 _DEFAULT_LIMITS = Limits()
 # Upper bounds; the server checks its own limits.
 _FILE_LIMITS = FileLimits(MAX_FILES, MAX_FILE_BYTES)
@@ -409,7 +409,11 @@ def _resuming(
     ]
     errors = {call_id: answer.message for call_id, answer in answers.items() if answer.result_json is None}
     inputs = b'{"errors":' + encode_value(errors) + b',"results":{' + b",".join(results) + b"}}"
-    _check_size("", providers, inputs)
+    size = len(inputs) + sum(len(provider.manifest_with_schemas()) for provider in providers)
+    if size > _MAX_EXECUTE_BYTES:
+        raise InvalidExecution(
+            "results", f"have {size} bytes of JSON with the tools; the limit is {_MAX_EXECUTE_BYTES}"
+        )
     return Execution(
         code="",
         profile=profile_for("quickjs"),
@@ -455,7 +459,7 @@ def _check_size(code: str, providers: Sequence[Provider], inputs: bytes | None) 
     """Raises InvalidExecution if the `execute` message would be too long. Such a message would make the
     server close the connection, which ends all other executions too.
     """
-    maximum = MAX_MESSAGE_BYTES - OVERHEAD_BYTES
+    maximum = _MAX_EXECUTE_BYTES
     others = sum(len(provider.manifest_json(full=True)) for provider in providers) + len(inputs or b"")
     if len(code) * 6 + others > maximum and (size := len(encode_value(code)) + others) > maximum:
         raise InvalidExecution(
