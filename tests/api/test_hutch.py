@@ -439,7 +439,7 @@ async def test_self_test_does_not_block_the_event_loop(monkeypatch: pytest.Monke
 
 
 async def test_warm_up_raises_the_reason_why_no_runner_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def launch(*_: object) -> Any:
+    async def launch(*_: object, **__: object) -> Any:
         raise SandboxUnavailable("no more processes")
 
     monkeypatch.setattr(Launcher, "launch", launch)
