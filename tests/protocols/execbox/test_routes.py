@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.http.execbox_client import connect_execbox
+from tests.http.execbox_client import ExecboxClient, connect_execbox
 from tests.support.messages import MALFORMED, execute, tool_failure, tool_result
 from tests.support.processes import ServeProcess, running_server
 from tests.support.stalls import ServerStalls, repeat_on_stall
@@ -372,7 +372,18 @@ async def test_bytes_of_waiting_executions_are_limited() -> None:
             before = resident_bytes(server.process.pid)
             for number in range(40):
                 await (one, other)[number % 2].send(execute(f"{number}", code))
-            refused = [await (one, other)[number % 2].receive() for number in range(3, 40)]
+            refused: list[dict[str, Any]] = []
+
+            async def collect(client: ExecboxClient) -> None:
+                # Three executions of either client wait.
+                while len(refused) < 37:
+                    refused.append(await client.receive())
+
+            collecting = {asyncio.create_task(collect(client)) for client in (one, other)}
+            _, waiting = await asyncio.wait(collecting, return_when=asyncio.FIRST_COMPLETED)
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
             assert {each["error"]["retryAfter"] for each in refused} == {1.0}
             assert "the limit is 10000000 (setting max_pending_bytes)" in refused[0]["error"]["message"]
             assert resident_bytes(server.process.pid) - before < 60_000_000
