@@ -351,6 +351,16 @@ async def test_checkpoint_continues_on_another_server(
     assert (await (await h.resume(result.run_id, tools=tools.all)).result()).result == ["waited", 2]
 
 
+async def test_sealed_run_of_a_program_is_not_added_to_the_server(
+    tmp_path: Path, h: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HUTCH_MASTER_KEY", MASTER_KEY)
+    async with hutch.Hutch(home=str(tmp_path)) as local:
+        code = "await new Promise((resolve) => setTimeout(resolve, 60_000))"
+        sealed = await (await local.start(code, timeout_ms=60_000, owner="local")).checkpoint()
+    assert await refusal(h, sealed) == "tools_elsewhere"
+
+
 async def test_invalid_sealed_bytes_are_refused(h: Remote, tools: Tools) -> None:
     run = await h.start("await tools.ask({what: 'a'})", tools=tools.all)
     await run.result()

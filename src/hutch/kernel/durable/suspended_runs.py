@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from hutch.kernel.state_memory import StateCharge
     from hutch.settings import Settings
     from hutch.store.store import Store
+    from hutch.store.tables.durable.checkpoints import CheckpointRow
 
 logger = logging.getLogger("hutch.runs")
 
@@ -450,11 +451,7 @@ class SuspendedRuns:
         row = await (await self._open_store()).checkpoints.get(run_id)
         if row is None or row.owner != owner:
             raise not_found(run_id)
-        if row.protocol != checkpoints.CLIENT_TOOLS:
-            message = (
-                f"The run {run_id} has the tools of a server. Continue it with POST /runs/{run_id}/resume."
-            )
-            raise ResumeError("tools_elsewhere", message)
+        _check_client_tools(row)
 
     async def forget(self, run_id: str, owner: str) -> None:
         """Deletes a run that is suspended or has ended, and its result."""
@@ -491,14 +488,17 @@ class SuspendedRuns:
         )
         return await seal(sealed, self._settings.home_path)
 
-    async def unseal(self, data: bytes, owner: str) -> str:
-        """Adds a sealed run to the store unless the store already has it. Returns its id. Raises ResumeError
-        and VaultError.
+    async def unseal(self, data: bytes, owner: str, *, needs_client_tools: bool = False) -> str:
+        """Adds a sealed run to the store unless the store already has it. Returns its id. With
+        `needs_client_tools`, refuses runs that were not started by a client with its own tools. Raises
+        ResumeError and VaultError.
         """
         sealed = await unseal(data, self._settings.home_path, self._checkpoints.max_bytes)
         row, run_id = sealed.row, sealed.row.run_id
         if row.owner != owner:
             raise not_found(run_id)
+        if needs_client_tools:
+            _check_client_tools(row)
         if row.expires_at < now():
             raise expired(row)
         checkpoints.check_bundle(row.bundle)
@@ -585,6 +585,16 @@ class SuspendedRuns:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         await self._holds.close()
+
+
+def _check_client_tools(row: CheckpointRow) -> None:
+    """Raises ResumeError unless the run was started by a client with its own tools."""
+    if row.protocol != checkpoints.CLIENT_TOOLS:
+        message = (
+            f"The run {row.run_id} was not started by hutch.connect. Continue a run of a server with"
+            f" POST /runs/{row.run_id}/resume, and a run of hutch.Hutch with Hutch.resume."
+        )
+        raise ResumeError("tools_elsewhere", message)
 
 
 def _check_not_cancelled(run: RunHandle) -> None:

@@ -57,7 +57,7 @@ class ChannelRuns:
                 raise InvalidExecution(
                     "options.files", f"expected the file {SEALED_FILE} instead of the id of a run"
                 )
-            run_id = await runs.unseal(request.files[SEALED_FILE], owner)
+            run_id = await runs.unseal(request.files[SEALED_FILE], owner, needs_client_tools=True)
         await runs.check_has_client_tools(run_id, owner)
         if answers:
             await runs.calls.answer(run_id, owner, answers, request.providers)
