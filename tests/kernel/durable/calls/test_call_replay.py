@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.support.waiting import eventually
 
-from hutch.errors import StoreError, UpstreamError
+from hutch.errors import ResumeError, StoreError, UpstreamError
 from hutch.kernel.durable.calls import call_replay
 from hutch.kernel.durable.calls.call_replay import CallReplay
 from hutch.store.store import Store
@@ -43,6 +43,16 @@ class Guest:
 
 async def guest(store: Store, **options: Any) -> Guest:
     return Guest(await CallReplay.open(store, RUN, OWNER, 3600), **options)
+
+
+def deferred(store: Store, max_owner_bytes: int = 1_000_000) -> Guest:
+    """A guest whose calls are in memory until its run is stored."""
+
+    async def opened() -> Store:
+        return store
+
+    expires_at = "9000-01-01T00:00:00.000Z"
+    return Guest(CallReplay(opened, RUN, OWNER, [], expires_at, max_owner_bytes=max_owner_bytes))
 
 
 async def test_results_and_errors_are_replayed_and_then_calls_are_made(store: Store) -> None:
@@ -81,6 +91,53 @@ async def test_call_that_was_being_made_is_repeated_only_if_it_is_idempotent(
         assert again.made == []
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
+
+
+async def test_repeated_call_keeps_its_record_if_the_process_dies_again(store: Store) -> None:
+    first = await guest(store)
+    first.hangs = True
+    hanging = asyncio.ensure_future(first.call("a"))
+    await eventually(lambda: first.made)
+    second = await guest(store, is_idempotent=True)
+    assert await second.call("a") == ["a", None]
+    third = await guest(store, is_idempotent=True)
+    assert await third.call("a") == ["a", None]
+    assert (third.made, third.replay.is_replaying) == ([], False)
+    hanging.cancel()
+    await asyncio.gather(hanging, return_exceptions=True)
+
+
+async def test_calls_in_memory_are_stored_when_the_run_is_stored(store: Store) -> None:
+    first = deferred(store)
+    await first.call("a", 1)
+    first.hangs = True
+    hanging = asyncio.ensure_future(first.call("b"))
+    await eventually(lambda: len(first.made) == 2)
+    assert await store.recorded_calls.of_run(RUN, OWNER) == []
+    await first.replay.store_calls()
+    first.hangs = False
+    await first.call("c")
+    again = await guest(store)
+    assert await again.call("a", 1) == ["a", 1]
+    with pytest.raises(UpstreamError, match="may have had an effect"):
+        await again.call("b")
+    assert await again.call("c") == ["c", None]
+    assert again.made == []
+    hanging.cancel()
+    await asyncio.gather(hanging, return_exceptions=True)
+
+
+async def test_large_results_do_not_stay_in_memory(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_replay, "MAX_UNSTORED_BYTES", 1_000)
+    first = deferred(store)
+    await first.call("a", "x" * 500)
+    assert not first.replay.is_stored
+    await first.call("b", "x" * 500)
+    assert first.replay.is_stored
+    assert len(await store.recorded_calls.of_run(RUN, OWNER)) == 2
+    second = deferred(store, max_owner_bytes=10)
+    with pytest.raises(ResumeError, match="max_suspended_bytes_per_owner"):
+        await second.replay.store_calls()
 
 
 async def test_diverging_call_is_named(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,14 @@ import asyncio
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hutch.errors import HutchError, UpstreamError
-from hutch.session.json_value import decode_value, encode_value
+from hutch.errors import HutchError, ResumeError, UpstreamError
+from hutch.session.json_value import encode_value
+from hutch.session.large_json import decode_large_value, encode_large_value
 from hutch.session.suspension import Answer
 from hutch.store.models import now
 from hutch.store.tables.durable.recorded_calls import RecordedCall
@@ -27,6 +28,8 @@ logger = logging.getLogger("hutch.runs")
 
 MAX_RECORDED_BYTES = 64 * 1024 * 1024
 """Maximum size of the recorded results of one run."""
+MAX_UNSTORED_BYTES = 1024 * 1024
+"""Maximum size of the results of one run that are only in memory; see `CallReplay.store_calls`."""
 DIVERGENCE_SECONDS = 5.0
 """Time for which a call that was not recorded waits until the guest has made all recorded calls."""
 DIVERGED = "diverged"
@@ -40,13 +43,28 @@ class CallReplay:
     """
 
     def __init__(
-        self, store: Store, run_id: str, owner: str, recorded: list[RecordedCall], expires_at: str
+        self,
+        open_store: Callable[[], Awaitable[Store]],
+        run_id: str,
+        owner: str,
+        recorded: Sequence[RecordedCall],
+        expires_at: str,
+        *,
+        max_owner_bytes: int | None = None,
     ) -> None:
-        self._store = store
+        """With `max_owner_bytes`, calls are in memory until `store_calls`, and the stored results of the
+        owner may have that size.
+        """
+        self._open_store = open_store
         self._run_id = run_id
         self._owner = owner
         self._expires_at = expires_at
-        self._next_number = len(recorded)
+        self._max_owner_bytes = max_owner_bytes
+        self._unstored: dict[int, RecordedCall] | None = None if max_owner_bytes is None else {}
+        self._storing = asyncio.Lock()
+        self._repeated: dict[tuple[str, str, str], deque[int]] = {}
+        """Numbers of calls that were being made when the process died, and are made again."""
+        self._next_number = max((call.number for call in recorded), default=-1) + 1
         self._waiting: dict[tuple[str, str, str], deque[RecordedCall]] = {}
         for call in recorded:
             self._waiting.setdefault((call.server, call.tool, call.digest), deque()).append(call)
@@ -60,12 +78,45 @@ class CallReplay:
         HutchError.
         """
         recorded = await store.recorded_calls.of_run(run_id, owner)
-        return cls(store, run_id, owner, recorded, now(plus_seconds=seconds))
+
+        async def opened() -> Store:
+            return store
+
+        return cls(opened, run_id, owner, recorded, now(plus_seconds=seconds))
 
     @property
     def is_replaying(self) -> bool:
         """True until the guest has made all recorded calls again."""
         return bool(self._waiting)
+
+    @property
+    def is_stored(self) -> bool:
+        """False while all calls are only in memory."""
+        return self._unstored is None
+
+    async def store_calls(self) -> None:
+        """Stores the calls that are only in memory. From now on, each call is stored before it is made.
+        Raises HutchError.
+        """
+        async with self._storing:
+            if self._unstored is None:
+                return
+            store, maximum = await self._open_store(), self._max_owner_bytes
+            if maximum is not None and await store.recorded_calls.stored_bytes(self._owner) > maximum:
+                raise ResumeError(
+                    "too_many_suspended",
+                    f"The recorded calls of this owner take more than {maximum} bytes (setting"
+                    " max_suspended_bytes_per_owner). Continue or cancel some runs.",
+                )
+            calls = [*self._unstored.values()]
+            await store.recorded_calls.add_all(self._run_id, self._owner, calls, self._expires_at)
+            self._unstored = None
+
+    async def keep_until(self, expires_at: str) -> None:
+        """Changes the time at which the recorded calls expire. Raises HutchError."""
+        self._expires_at = expires_at
+        if self._unstored is None:
+            await (await self._open_store()).recorded_calls.extend(self._run_id, self._owner, expires_at)
 
     async def recorded_result(
         self, server: str, tool: str, arguments: Any, *, is_idempotent: bool
@@ -74,11 +125,15 @@ class CallReplay:
         UpstreamError if the recorded call failed, if the process died during the call, or if the guest makes
         other calls than before.
         """
-        call = await self._take(server, tool, _digest(arguments))
-        if call is None:
-            return False, None
+        digest = _digest(arguments)
+        call = await self._take(server, tool, digest)
+        return (False, None) if call is None else await self._result_of(call, is_idempotent=is_idempotent)
+
+    async def _result_of(self, call: RecordedCall, *, is_idempotent: bool) -> tuple[bool, Any]:
+        server, tool = call.server, call.tool
         if call.answer is None:
             if is_idempotent:
+                self._repeated.setdefault((server, tool, call.digest), deque()).append(call.number)
                 return False, None
             message = (
                 f"The process died while it called {server}__{tool}: the call may have had an effect."
@@ -88,7 +143,7 @@ class CallReplay:
         answer = msgspec.msgpack.decode(call.answer, type=Answer)
         if answer.result_json is None:
             raise UpstreamError(server, tool, answer.message, kind=answer.code)
-        return True, decode_value(answer.result_json)
+        return True, await decode_large_value(answer.result_json)
 
     async def _take(self, server: str, tool: str, digest: str) -> RecordedCall | None:
         key = server, tool, digest
@@ -131,10 +186,9 @@ class CallReplay:
 
     async def record(self, server: str, tool: str, arguments: Any, make: Callable[[], Awaitable[Any]]) -> Any:
         """Records a call, makes it, and records its result. Raises UpstreamError."""
-        number, self._next_number = self._next_number, self._next_number + 1
-        call = RecordedCall(number=number, server=server, tool=tool, digest=_digest(arguments))
+        digest = _digest(arguments)
         try:
-            await self._store.recorded_calls.add(self._run_id, self._owner, call, self._expires_at)
+            number = await self._begin(server, tool, digest)
         except HutchError as error:
             message = f"The call was not made, because it could not be recorded before: {error}"
             raise UpstreamError(server, tool, message, kind=INTERRUPTED) from None
@@ -143,8 +197,35 @@ class CallReplay:
         except UpstreamError as error:
             await self._answer(number, Answer(code=error.kind, message=error.message))
             raise
-        await self._answer(number, Answer(result_json=encode_value(value)))
+        await self._answer(number, Answer(result_json=await encode_large_value(value)))
         return value
+
+    async def _begin(self, server: str, tool: str, digest: str) -> int:
+        """Records a call that is about to be made. Returns its number. Raises HutchError."""
+        if self._repeated.get((server, tool, digest)):
+            return self._new_number(server, tool, digest)
+        call = RecordedCall(
+            number=self._new_number(server, tool, digest), server=server, tool=tool, digest=digest
+        )
+        await self._add(call)
+        return call.number
+
+    def _new_number(self, server: str, tool: str, digest: str) -> int:
+        """Returns the number of a call that is made again, or otherwise the next number."""
+        repeated = self._repeated.get((server, tool, digest))
+        if repeated:
+            return repeated.popleft()
+        self._next_number += 1
+        return self._next_number - 1
+
+    async def _add(self, call: RecordedCall) -> None:
+        """Raises HutchError."""
+        async with self._storing:
+            if self._unstored is not None:
+                self._unstored[call.number] = call
+                return
+        store = await self._open_store()
+        await store.recorded_calls.add(self._run_id, self._owner, call, self._expires_at)
 
     async def _answer(self, number: int, answer: Answer) -> None:
         data = msgspec.msgpack.encode(answer)
@@ -157,12 +238,26 @@ class CallReplay:
             return
         self._bytes += len(data)
         try:
-            await self._store.recorded_calls.answer(self._run_id, number, data)
+            await self._store_answer(number, data)
         except HutchError as error:
             logger.warning("run %s: a result could not be recorded: %s", self._run_id, error)
 
+    async def _store_answer(self, number: int, data: bytes) -> None:
+        """Raises HutchError."""
+        async with self._storing:
+            is_in_memory = self._unstored is not None
+            if self._unstored is not None:
+                self._unstored[number] = msgspec.structs.replace(self._unstored[number], answer=data)
+        if is_in_memory:
+            if self._bytes > MAX_UNSTORED_BYTES:
+                await self.store_calls()
+            return
+        store = await self._open_store()
+        await store.recorded_calls.answer(self._run_id, number, data)
+
 
 def _digest(arguments: Any) -> str:
+    """Returns the SHA-256 of the JSON text of arguments."""
     return hashlib.sha256(encode_value(arguments)).hexdigest()
 
 

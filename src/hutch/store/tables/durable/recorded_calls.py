@@ -29,20 +29,36 @@ class RecordedCallTable:
 
     async def add(self, run_id: str, owner: str, call: RecordedCall, expires_at: str) -> None:
         """Records a call that is about to be made."""
-        sql = """
-            INSERT INTO recorded_calls (run_id, number, owner, server, tool, digest, bytes, expires_at)
-            VALUES (:run_id, :number, :owner, :server, :tool, :digest, 0, :expires_at)
+        await self.add_all(run_id, owner, [call], expires_at)
+
+    async def add_all(self, run_id: str, owner: str, calls: Sequence[RecordedCall], expires_at: str) -> None:
+        """Records calls, with their results as far as they have any. Raises AlreadyExists, and records
+        nothing, if a number is in use.
         """
-        values = {
-            "run_id": run_id,
-            "number": call.number,
-            "owner": owner,
-            "server": call.server,
-            "tool": call.tool,
-            "digest": call.digest,
-            "expires_at": expires_at,
-        }
-        await self._database.write(SqlStatement(sql, values))
+        sql = """
+            INSERT INTO recorded_calls
+                (run_id, number, owner, server, tool, digest, answer, bytes, expires_at)
+            VALUES (:run_id, :number, :owner, :server, :tool, :digest, :answer, :bytes, :expires_at)
+        """
+        statements = []
+        for call in calls:
+            answer = None
+            if call.answer is not None:
+                answer = await self._encryption.encrypt_bytes(call.answer, *_context(run_id, call.number))
+            values = {
+                "run_id": run_id,
+                "number": call.number,
+                "owner": owner,
+                "server": call.server,
+                "tool": call.tool,
+                "digest": call.digest,
+                "answer": answer,
+                "bytes": 0 if answer is None else len(answer),
+                "expires_at": expires_at,
+            }
+            statements.append(SqlStatement(sql, values))
+        if statements:
+            await self._database.write(*statements)
 
     async def answer(self, run_id: str, number: int, answer: bytes) -> None:
         """Stores the result of a call."""
@@ -67,6 +83,11 @@ class RecordedCallTable:
                 answer = await self._encryption.decrypt_bytes(text, *_context(run_id, number))
             calls.append(RecordedCall(number=number, server=server, tool=tool, digest=digest, answer=answer))
         return calls
+
+    async def extend(self, run_id: str, owner: str, expires_at: str) -> None:
+        sql = "UPDATE recorded_calls SET expires_at = :expires_at WHERE run_id = :run_id AND owner = :owner"
+        values = {"run_id": run_id, "owner": owner, "expires_at": expires_at}
+        await self._database.write(SqlStatement(sql, values))
 
     async def stored_bytes(self, owner: str) -> int:
         """Returns the size of all results of an owner."""
