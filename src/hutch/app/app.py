@@ -45,9 +45,11 @@ if TYPE_CHECKING:
     from hutch.protocols.mcp.http import McpEndpoint
     from hutch.protocols.rep.server.supervisor import FlowSupervisor
     from hutch.protocols.toolscript.checker.diagnostics import ScriptProblem
+    from hutch.protocols.toolscript.durable.durable_scripts import DurableScripts
     from hutch.protocols.toolscript.execute import ScriptRunner
     from hutch.protocols.toolscript.gateway.gateway import Gateway
     from hutch.protocols.toolscript.gateway.local import LocalGateway
+    from hutch.protocols.toolscript.gateway.stored_approvals import StoredApprovals
     from hutch.protocols.tpmjs.execute import ToolExecutor
     from hutch.queue.queue import RunQueue
     from hutch.session.run import Result, RunHandle
@@ -85,6 +87,8 @@ class App:
         self.egress = EgressCounters()
         self.jail = jail
         self._mcp: McpEndpoint | None = None
+        self.durable_scripts: DurableScripts | None = None
+        """Toolscripts that are stored while they wait for approvals. None if they wait in memory."""
         self._indexing: asyncio.Task[None] | None = None
         self._sampling: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -250,11 +254,23 @@ class App:
         """Allows `POST /run` and MCP's `run_code` to suspend runs that wait for an approval."""
         from hutch.protocols.execbox import http_run
         from hutch.protocols.mcp import http as mcp
+        from hutch.protocols.toolscript.durable import durable_scripts
+        from hutch.protocols.toolscript.durable.durable_scripts import DurableScripts
 
         durable = frozenset((http_run.PROTOCOL, mcp.PROTOCOL))
-        self._suspend_for_approvals(durable)
+        stored = self._suspend_for_approvals(durable)
+        self.durable_scripts = scripts = DurableScripts(
+            self.kernel,
+            self.suspended_runs,
+            self.gateway,
+            stored,
+            lambda: self.scripts,
+            lambda: self.script_gateway,
+            self.storage.store,
+        )
+        self.suspended_runs.runs_again = scripts
         self.suspended_runs.provide_tools = self._gateway_tools
-        self.suspended_runs.continued_protocols = durable
+        self.suspended_runs.continued_protocols = durable | {durable_scripts.PROTOCOL}
 
     def suspend_steps(self) -> SuspendedRuns:
         """Lets executions of flow steps be suspended while they wait for an approval. The flow step continues
@@ -266,7 +282,7 @@ class App:
             self._suspend_for_approvals(frozenset((code.PROTOCOL,)))
         return self.suspended_runs
 
-    def _suspend_for_approvals(self, protocols: frozenset[str]) -> None:
+    def _suspend_for_approvals(self, protocols: frozenset[str]) -> StoredApprovals:
         from hutch.protocols.toolscript.gateway.stored_approvals import StoredApprovals
 
         gateway, runs, active = self.gateway, self.suspended_runs, self.kernel.active
@@ -280,7 +296,9 @@ class App:
                 return False
             return execution.protocol in protocols
 
-        gateway.stored_approvals = StoredApprovals(gateway.approvals, runs, call_tool, may_suspend)
+        stored = StoredApprovals(gateway.approvals, runs, call_tool, may_suspend)
+        gateway.stored_approvals = stored
+        return stored
 
     async def continue_suspended_runs(self) -> None:
         """Asks for the approvals of stored runs again, continues runs whose calls have a result, and ends
@@ -532,6 +550,8 @@ class App:
         if self.storage.stores_runs:
             self.kernel.store_waiting_runs()
         draining = [self.suspended_runs.drain(seconds)]
+        if self.durable_scripts is not None:
+            draining.append(self.durable_scripts.drain(seconds))
         if "queue" in self.__dict__:
             draining.append(self.queue.drain(seconds))
         if "gateway" in self.__dict__ and self.gateway.stored_approvals is not None:
@@ -567,6 +587,8 @@ class App:
                 stack.push_async_callback(self.front.close)
             if "scripts" in built:
                 stack.push_async_callback(self.scripts.close)
+            if self.durable_scripts is not None:
+                stack.push_async_callback(self.durable_scripts.close)
             if "packages" in built:
                 stack.push_async_callback(self.packages.close)
             if "tools" in built:

@@ -26,6 +26,9 @@ async def result_json(result: Result) -> bytes:
         "duration_ms": result.duration_ms,
         "calls": msgspec.to_builtins(result.calls),
     }
+    if result.script is not None:
+        script = result.script
+        body |= {"exit_code": script.exit_code, "stdout": script.stdout, "stderr": script.stderr}
     if result.warnings:
         body["warnings"] = [*result.warnings]
     json = encode_value(body)

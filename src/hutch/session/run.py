@@ -49,6 +49,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """Problems that did not stop the run, such as an MCP server that could not be reached."""
     files: Sequence[File] = ()
     """Files that the guest wrote with `files.write` or `display`."""
+    script: ScriptOutput | None = None
+    """Output of a toolscript that was suspended."""
 
     @property
     def stack(self) -> str | None:
@@ -60,6 +62,15 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         if self.error is not None:
             raise self.error
         return self
+
+
+class ScriptOutput(msgspec.Struct, frozen=True):
+    """Exit code and output of a toolscript, and the message of Hutch about its end."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    message: str | None = None
 
 
 def refused_result(message: str, retry_after: float, run_id: str) -> Result:

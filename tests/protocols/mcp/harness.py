@@ -53,6 +53,7 @@ class McpHarness:
     """Passed to the MCP server instead of `hutch.app.app.App`, to give it fake tools."""
 
     tracer = None
+    durable_scripts = None
 
     def __init__(
         self,

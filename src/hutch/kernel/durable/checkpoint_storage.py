@@ -45,16 +45,6 @@ class CheckpointStorage:
         """Stores a checkpoint that was encoded as `parts`. With `keeps_hold`, `holder` continues the run.
         Returns False if the run is already stored and not held by `holder`. Raises ResumeError.
         """
-        maximum = self._settings.max_suspended_bytes_per_owner
-        stored_bytes = await store.checkpoints.stored_bytes(checkpoint.owner, checkpoint.run_id)
-        await self._check_questions(store, checkpoint)
-        size = size_of(parts)
-        if stored_bytes + size > maximum:
-            raise ResumeError(
-                "too_many_suspended",
-                f"The suspended runs of this owner, and their results, would have more than {maximum} bytes"
-                " (setting max_suspended_bytes_per_owner). Continue or cancel some.",
-            )
         calls = [
             NewPendingCall(
                 call_id=call.call_id,
@@ -66,7 +56,29 @@ class CheckpointStorage:
             )
             for call in (*checkpoint.session.pending, *checkpoint.session.in_flight)
         ]
-        row = _row(checkpoint, size)
+        row = _row(checkpoint, size_of(parts))
+        return await self.insert_row(store, row, parts, calls, holder, keeps_hold=keeps_hold)
+
+    async def insert_row(
+        self,
+        store: Store,
+        row: CheckpointRow,
+        parts: Sequence[bytes],
+        calls: Sequence[NewPendingCall],
+        holder: str | None,
+        *,
+        keeps_hold: bool = False,
+    ) -> bool:
+        """Stores a run with its pending calls; see `insert`."""
+        maximum = self._settings.max_suspended_bytes_per_owner
+        stored_bytes = await store.checkpoints.stored_bytes(row.owner, row.run_id)
+        await self._check_questions(store, row, calls)
+        if stored_bytes + row.bytes > maximum:
+            raise ResumeError(
+                "too_many_suspended",
+                f"The suspended runs of this owner, and their results, would have more than {maximum} bytes"
+                " (setting max_suspended_bytes_per_owner). Continue or cancel some.",
+            )
         if keeps_hold:
             row = msgspec.structs.replace(
                 row, state="running", holder=holder, held_until=now(plus_seconds=HOLD_SECONDS)
@@ -76,13 +88,15 @@ class CheckpointStorage:
         except AlreadyExists:
             raise ResumeError("token_in_use", "Another pending call has the same token.") from None
 
-    async def _check_questions(self, store: Store, checkpoint: Checkpoint) -> None:
+    async def _check_questions(
+        self, store: Store, row: CheckpointRow, calls: Sequence[NewPendingCall]
+    ) -> None:
         """Raises ResumeError if too many calls of an owner wait for approvals, because a person has to read
         each call.
         """
-        count = sum(call.question is not None for call in checkpoint.session.pending)
+        count = sum(call.question is not None for call in calls)
         if count:
-            count += await store.checkpoints.count_questions(checkpoint.owner, checkpoint.run_id)
+            count += await store.checkpoints.count_questions(row.owner, row.run_id)
         if count > MAX_QUESTIONS_PER_OWNER:
             raise ResumeError(
                 "too_many_questions",

@@ -109,14 +109,19 @@ class RunningRuns:
 
 def interrupted_record(execution: Execution, run: RunHandle) -> NewRun:
     """Returns the record of a run in progress, to be used if its process dies."""
-    record = RunRecord.of(execution, run, Result(ok=False, error=ExecutionError(OUTCOME, REASON)))
+    return unfinished_record(execution, run, ExecutionError(OUTCOME, REASON))
+
+
+def unfinished_record(execution: Execution, run: RunHandle, error: ExecutionError) -> NewRun:
+    """Returns the record of a run in progress, with the code of `error` as its outcome."""
+    record = RunRecord.of(execution, run, Result(ok=False, error=error))
     running = [] if run.session is None else run.session.tool_calls.running()
     calls = [*run.calls, *running][:MAX_RECORDED_CALLS]
     return stored_record(
         msgspec.structs.replace(
             record,
-            outcome=OUTCOME,
-            reason=REASON,
+            outcome=error.code,
+            reason=error.message,
             ended_at=now_rfc3339(),
             duration_ms=run.clock.since_start_ms(),
             calls=calls,

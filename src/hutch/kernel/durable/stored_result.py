@@ -10,9 +10,10 @@ import msgspec
 from hutch.errors import ResumeError
 from hutch.kernel.durable.packing import LARGE_BYTES, pack, size_of, take, unpack
 from hutch.session.files.model import File
+from hutch.session.json_value import well_formed
 from hutch.session.large_json import decode_large_value
 from hutch.session.messages import WireError
-from hutch.session.run import CallRecord, Result
+from hutch.session.run import CallRecord, Result, ScriptOutput
 
 # Maximum size of the logs and recorded calls of a result.
 OVERHEAD_BYTES = 64 * 1024 * 1024
@@ -33,6 +34,7 @@ class _Header(msgspec.Struct, frozen=True, omit_defaults=True):
     """Name, type and size of each file."""
     error: WireError | None = None
     """Has the error code of Hutch, not the Execbox code that is sent to other implementations."""
+    script: ScriptOutput | None = None
 
 
 async def encode_result(result: Result) -> list[bytes]:
@@ -50,6 +52,14 @@ async def encode_result(result: Result) -> list[bytes]:
         result_bytes=len(value),
         files=[(file.name, file.mime_type, file.size) for file in result.files],
         error=error,
+        script=None
+        if result.script is None
+        else msgspec.structs.replace(
+            result.script,
+            stdout=well_formed(result.script.stdout),
+            stderr=well_formed(result.script.stderr),
+            message=None if result.script.message is None else well_formed(result.script.message),
+        ),
     )
     data = [value, *(file.data for file in result.files)]
     text = msgspec.msgpack.encode(header)
@@ -72,6 +82,7 @@ async def decode_result(parts: Sequence[bytes], run_id: str, max_bytes: int) -> 
         result_json=value if header.ok else None,
         calls=header.calls,
         files=files,
+        script=header.script,
     )
 
 

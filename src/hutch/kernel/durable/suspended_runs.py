@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -23,6 +23,7 @@ from hutch.kernel.durable.checkpoint import Checkpoint
 from hutch.kernel.durable.checkpoint_storage import CheckpointStorage
 from hutch.kernel.durable.earlier_record import approval_waits, recorded_part
 from hutch.kernel.durable.holds import HOLD_SECONDS, POLL_SECONDS, Holds
+from hutch.kernel.durable.replayed_runs import FORMAT, ReplayedRuns, RunsAgain
 from hutch.kernel.durable.resume_errors import LOST_CLIENT, cancelled, ended, expired, not_found
 from hutch.kernel.durable.sealed_run import SealedRun, seal, unseal
 from hutch.kernel.durable.stored_result import decode_result, encode_result
@@ -52,6 +53,14 @@ MAX_CONTINUING = 16
 """Maximum number of runs that a server continues at once without a caller."""
 
 
+class SavedRun(NamedTuple):
+    """A run that was just stored, with the questions about its calls, by call id."""
+
+    run_id: str
+    owner: str
+    questions: Mapping[str, str]
+
+
 class SuspendedRuns:
     """Suspended runs of one store."""
 
@@ -64,6 +73,9 @@ class SuspendedRuns:
         self._holds = Holds(kernel, open_store)
         self._checkpoints = CheckpointStorage(settings)
         self.calls = PendingCalls(self._holds, open_store, settings)
+        self.replayed = ReplayedRuns(settings, self._holds, self._checkpoints, open_store)
+        self.runs_again: RunsAgain | None = None
+        """Continues runs of `replayed`. None if this process cannot run their code."""
         self._is_draining = False
         self._continuing = asyncio.Semaphore(MAX_CONTINUING)
         self._continuing_by_owner: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
@@ -79,7 +91,7 @@ class SuspendedRuns:
         """Returns the tools for runs that continue without a caller. None if only callers have tools."""
         self.continued_protocols: frozenset[str] = frozenset()
         """Protocols whose runs can continue with the tools of `provide_tools`."""
-        self.on_saved: list[Callable[[Checkpoint], None]] = []
+        self.on_saved: list[Callable[[SavedRun], None]] = []
         """Called with each run that was stored."""
         self.on_cancelled: list[Callable[[str], None]] = []
         """Called with the id of each run that was cancelled while it was suspended."""
@@ -102,9 +114,15 @@ class SuspendedRuns:
             await store.checkpoints.delete_suspended(run.id)
             raise
         self._holds.runs.discard(run.id)
-        for listener in self.on_saved:
-            listener(checkpoint)
+        calls = [call for call in checkpoint.session.pending if call.question is not None]
+        self.report_saved(
+            SavedRun(run.id, execution.owner, {call.call_id: call.question or "" for call in calls})
+        )
         return checkpoint
+
+    def report_saved(self, saved: SavedRun) -> None:
+        for listener in self.on_saved:
+            listener(saved)
 
     async def save_waiting(self, execution: Execution, run: RunHandle) -> LoadSaved:
         """Stores a run that waits for running tools. This process continues to hold it. The results of the
@@ -154,7 +172,6 @@ class SuspendedRuns:
         """
         if result is not None and result.error is not None and result.error.code == SUSPENDED:
             return False
-        self._holds.runs.discard(run.id)
         store = await self._open_store()
         is_aborted = result is not None and result.error is not None and result.error.code == "cancelled"
         is_closing = (
@@ -163,14 +180,20 @@ class SuspendedRuns:
             or (is_aborted and self._is_draining)
         )
         if result is None or is_closing:
+            self._holds.runs.discard(run.id)
             await store.checkpoints.release(run.id, self._holds.holder)
             row = await store.checkpoints.get(run.id) if run.is_abandoned else None
             if row is None or row.state != "called" or row.holder != self._holds.holder:
                 return False
             result = Result(ok=False, error=ExecutionError("interrupted", LOST_CLIENT), run_id=run.id)
-        await self._end(store, run.id, self._holds.holder, result)
-        self._report_end(run.id, result)
+        await self.end_held(run.id, result)
         return True
+
+    async def end_held(self, run_id: str, result: Result) -> None:
+        """Stores the result of a run that this process holds. Raises HutchError."""
+        self._holds.runs.discard(run_id)
+        await self._end(await self._open_store(), run_id, self._holds.holder, result)
+        self._report_end(run_id, result)
 
     def _checkpoint(self, execution: Execution, run: RunHandle) -> Checkpoint:
         assert run.session is not None
@@ -328,7 +351,8 @@ class SuspendedRuns:
             raise ResumeError(
                 "tools_elsewhere", f"Only the program that started the run {run_id} has its tools."
             )
-        checkpoints.check_bundle(row.bundle)
+        if row.bundle != FORMAT:
+            checkpoints.check_bundle(row.bundle)
         calls = await store.checkpoints.calls(run_id)
         for call in calls:
             if call.call_id in answers and call.is_question:
@@ -350,6 +374,8 @@ class SuspendedRuns:
             share = asyncio.Semaphore(MAX_CONTINUING - MAX_CONTINUING // RESERVE_ONE_IN)
             self._continuing_by_owner[owner] = share
         try:
+            if await self._run_again(run_id, share):
+                return
             has_answers = True
             while has_answers and not self._is_draining:
                 async with share, self._continuing:
@@ -364,6 +390,16 @@ class SuspendedRuns:
             logger.info("the run %s was not continued: %s", run_id, error)
         except HutchError as error:
             logger.warning("the run %s could not be continued: %s", run_id, error)
+
+    async def _run_again(self, run_id: str, share: asyncio.Semaphore) -> bool:
+        """Continues a run whose code runs again from its beginning. Returns False for other runs."""
+        row = await (await self._open_store()).checkpoints.get(run_id)
+        if row is None or row.bundle != FORMAT:
+            return False
+        if self.runs_again is not None and not await self.runs_again.deliver(run_id):
+            async with share, self._continuing:
+                await self.runs_again.run_again(row)
+        return True
 
     async def _has_answers(self, run_id: str) -> bool:
         answers = await (await self._open_store()).checkpoints.answers(run_id)
@@ -382,9 +418,8 @@ class SuspendedRuns:
         if self.provide_tools is None:
             return
         store = await self._open_store()
-        for row in await store.checkpoints.with_answers(
-            checkpoints.bundle_digest(), self.continued_protocols
-        ):
+        bundles = (checkpoints.bundle_digest(), FORMAT)
+        for row in await store.checkpoints.with_answers(bundles, self.continued_protocols):
             self.continue_in_background(row.run_id, row.owner)
 
     async def wait(

@@ -8,6 +8,7 @@ from hutch.kernel.durable.stored_values import StoredValues
 from hutch.kernel.durable.suspended_runs import SuspendedRuns
 from hutch.kernel.kernel import Kernel
 from hutch.kernel.sessions.sessions import Sessions
+from hutch.protocols.toolscript.durable.durable_scripts import DurableScripts
 from hutch.protocols.toolscript.execute import ScriptGateway, ScriptRequest, ScriptResult
 from hutch.protocols.toolscript.gateway.gateway import Gateway
 from hutch.settings import Settings
@@ -49,6 +50,8 @@ class McpServices(Protocol):
     def sessions(self) -> Sessions: ...
     @property
     def values(self) -> StoredValues: ...
+    @property
+    def durable_scripts(self) -> DurableScripts | None: ...
     @property
     def storage(self) -> OpensStore: ...
     @property

@@ -40,7 +40,7 @@ from hutch.sandbox.runner.profile import profile_for
 from hutch.session.files.model import File
 from hutch.session.json_value import NotJsonSafe, well_formed
 from hutch.session.large_json import decode_large_value
-from hutch.session.run import Result, RunHandle, new_run_id
+from hutch.session.run import Result, RunHandle, ScriptOutput, new_run_id
 from hutch.session.tools.names import letters
 from hutch.settings import Settings
 
@@ -138,7 +138,10 @@ class CodeRunner:
                 files, json = result.files, result.result_json
                 report = _javascript_report(result, _common_fields(run, result.duration_ms))
             else:
-                report, json = await self._toolscript(arguments, run, output)
+                script = await self._toolscript(arguments, run, output)
+                if isinstance(script, SuspendedRun):
+                    return script
+                report, json = script
         except InvalidScript as error:
             gateway = self._hutch.gateway
             explained = _with_servers(error, unavailable_servers(gateway))
@@ -150,8 +153,14 @@ class CodeRunner:
         self, result: Result, owner: str | None, *, structured: bool
     ) -> CallToolResult:
         """Returns the tool result of a run that was suspended."""
-        report = await self._keep_large(_continued_report(result), result.result_json, owner)
-        return _tool_result(report, {}, result.files, structured=structured)
+        output: Output = {}
+        if result.script is None:
+            report = _continued_report(result)
+        else:
+            output = _captured(result.script)
+            report = await _continued_script_report(result, result.script, output["stderr"])
+        report = await self._keep_large(report, result.result_json, owner)
+        return _tool_result(report, output, result.files, structured=structured)
 
     async def _keep_large(self, report: RunReport, json: bytes | None, owner: str | None) -> RunReport:
         """Keeps a result that is too large for the report, so that later code can use it."""
@@ -186,8 +195,8 @@ class CodeRunner:
 
     async def _toolscript(
         self, arguments: RunCode, run: ClientRun, output: Output
-    ) -> tuple[RunReport, bytes | None]:
-        """Returns the report and the JSON text of the result."""
+    ) -> tuple[RunReport, bytes | None] | SuspendedRun:
+        """Returns the report and the JSON text of the result, or the run if it waits for approvals."""
         if arguments.values:
             raise InvalidExecution("values", 'expected language "javascript", whose code can use values')
         request = ScriptRequest(
@@ -199,12 +208,20 @@ class CodeRunner:
             run_id=(run_id := new_run_id()),
             on_output=lambda stream, data: output[stream].add(data),
         )
+        durable = self._hutch.durable_scripts
         with self.registered(run_id, run):
-            result = await self._hutch.scripts.run(request, self._hutch.script_gateway)
+            if durable is None or run.can_ask or not durable.is_needed:
+                result = await self._hutch.scripts.run(request, self._hutch.script_gateway)
+            else:
+                ended = await durable.run(request)
+                if ended is None:
+                    return SuspendedRun(run_id)
+                result = ended
         for stream in ("stdout", "stderr"):
             output[stream].add(b"", final=True)
         json = None if result.value_json is None else well_formed(result.value_json).encode()
-        return await _script_report(result, run, output["stderr"]), json
+        fields = _common_fields(run, result.duration_ms)
+        return await _script_report(result, fields, output["stderr"]), json
 
     # --- JavaScript ---
 
@@ -257,7 +274,7 @@ def _common_fields(run: ClientRun, duration_ms: float) -> dict[str, Any]:
     }
 
 
-async def _script_report(result: ScriptResult, run: ClientRun, stderr: CapturedOutput) -> RunReport:
+async def _script_report(result: ScriptResult, fields: dict[str, Any], stderr: CapturedOutput) -> RunReport:
     try:
         value = None if result.value_json is None else await decode_large_value(result.value_json.encode())
     except (NotJsonSafe, UnicodeEncodeError):
@@ -273,7 +290,7 @@ async def _script_report(result: ScriptResult, run: ClientRun, stderr: CapturedO
         result=value,
         error=error,
         exit_code=result.exit_code,
-        **_common_fields(run, result.duration_ms),
+        **fields,
     )
 
 
@@ -309,17 +326,37 @@ def _with_servers(error: InvalidScript, servers: Iterable[str]) -> InvalidScript
 
 
 def _continued_report(result: Result) -> RunReport:
-    """Reports a run that was suspended. Its calls may have been made by other servers."""
+    """Reports a run that was suspended."""
+    return _javascript_report(result, _continued_fields(result))
+
+
+async def _continued_script_report(result: Result, script: ScriptOutput, stderr: CapturedOutput) -> RunReport:
+    """Reports a toolscript that was suspended."""
+    if result.error is not None and result.error.code == "cancelled":
+        return _javascript_report(result, _continued_fields(result))
+    value = None if result.result_json is None else result.result_json.decode()
+    ended = ScriptResult(exit_code=script.exit_code, value_json=value, message=script.message)
+    return await _script_report(ended, _continued_fields(result), stderr)
+
+
+def _captured(script: ScriptOutput) -> Output:
+    output: Output = {"stdout": CapturedOutput(), "stderr": CapturedOutput()}
+    for stream, text in (("stdout", script.stdout), ("stderr", script.stderr)):
+        output[stream].add(text.encode(), final=True)
+    return output
+
+
+def _continued_fields(result: Result) -> dict[str, Any]:
+    """Returns the calls and the duration of a run that was suspended."""
     calls = [
         ReportedCall(call.provider, call.tool, call.ok, round(call.duration_ms, 1))
         for call in result.calls[:MAX_LISTED_CALLS]
     ]
-    fields = {
+    return {
         "tool_calls": calls,
         "tool_call_count": len(result.calls),
         "duration_ms": round(result.duration_ms, 1),
     }
-    return _javascript_report(result, fields)
 
 
 def _tool_result(

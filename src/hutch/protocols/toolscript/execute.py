@@ -130,7 +130,7 @@ class ScriptRunner:
                 label=script.name,
                 source=Source(script.text, msgspec.json.encode(request.args)),
             )
-            run = calls.run = _ScriptRun(run_id, call_log=calls)
+            run = calls.run = ScriptRun(run_id, call_log=calls)
             run.on_output = run.output = OutputLines(run, request.on_output)
             if request.preparation is not None:
                 await request.preparation.begin(run)
@@ -213,13 +213,15 @@ def _exit_code(value: Any) -> int:
     return code if isinstance(code, int) and 0 <= code <= 255 else FAILURE_EXIT_CODE
 
 
-class _ScriptRun(RunHandle):
+class ScriptRun(RunHandle):
     """Run of a script. The error message comes from the script and is not trusted, but affects only the
     record of this run.
     """
 
     _failure: str | None = None
     output: OutputLines | None = None
+    stopped_as: str | None = None
+    """Outcome of the run if it ends now. Set if the process stops the script, but a process continues it."""
 
     def end(self, result: Result) -> None:
         if self.output is not None:
@@ -227,6 +229,12 @@ class _ScriptRun(RunHandle):
             # Break the reference cycle between the run and its output.
             self.output = self.on_output = None
         super().end(result)
+
+    def fail(self, code: str) -> None:
+        super().fail(self.stopped_as or code)
+
+    def outcome_of(self, result: Result) -> str:
+        return self.stopped_as or super().outcome_of(result)
 
     def failure_code(self, value: Any) -> str | None:
         exit_code = _exit_code(value)

@@ -38,7 +38,7 @@ from hutch.text import now_rfc3339
 
 if TYPE_CHECKING:
     from hutch.http.auth import Caller
-    from hutch.kernel.durable.checkpoint import Checkpoint
+    from hutch.kernel.durable.suspended_runs import SavedRun
     from hutch.protocols.mcp.interfaces import McpServices
     from hutch.protocols.mcp.questions.request_state import StateCodec
     from hutch.protocols.toolscript.gateway.stored_approvals import StoredApprovals, WaitingCall
@@ -173,8 +173,8 @@ class SuspendedRunCalls:
     async def _next(self, run_id: str, owner: str) -> Result | list[WaitingCall]:
         saved = asyncio.Event()
 
-        def on_saved(checkpoint: Checkpoint) -> None:
-            if checkpoint.run_id == run_id:
+        def on_saved(run: SavedRun) -> None:
+            if run.run_id == run_id:
                 saved.set()
 
         result = await self._result(run_id, owner)

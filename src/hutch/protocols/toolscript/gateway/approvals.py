@@ -9,6 +9,7 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
@@ -247,6 +248,10 @@ class Approvals:
             except TimeoutError:
                 message = f"the tool asked the user, who did not answer within {self._seconds:g} s"
                 raise UpstreamError(server, tool, message, kind="timeout") from None
+
+    def pausing(self, server: str, tool: str, run: str) -> AbstractContextManager[None]:
+        """Pauses the time limit of a run while its call waits for a person, as `check` does."""
+        return self._waiting(run, self._wait_of(run), f"{server}__{tool}")
 
     def pending(self) -> list[Approval]:
         return [approval for approval, _ in self._open.values()]

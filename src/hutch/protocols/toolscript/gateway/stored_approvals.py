@@ -22,10 +22,9 @@ from hutch.session.suspension import Answer, decoded_answer
 from hutch.text import now_rfc3339
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Collection
 
-    from hutch.kernel.durable.checkpoint import Checkpoint
-    from hutch.kernel.durable.suspended_runs import SuspendedRuns
+    from hutch.kernel.durable.suspended_runs import SavedRun, SuspendedRuns
     from hutch.protocols.toolscript.gateway.approvals import Approvals
     from hutch.session.tools.tool import ToolContext
     from hutch.store.tables.durable.checkpoints import Question
@@ -45,6 +44,8 @@ class StoredQuestion(msgspec.Struct, frozen=True, kw_only=True):
     tool: str
     arguments: Any
     asked_at: str
+    is_from_script: bool = False
+    """True if the call's error keeps its kind. Other guests get one of the Execbox codes."""
 
     def approval(self, run_id: str) -> Approval:
         return Approval(
@@ -58,12 +59,19 @@ class StoredQuestion(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def suspend_until_approved(server: str, tool: str, arguments: dict[str, Any]) -> Suspend:
+def suspend_until_approved(
+    server: str, tool: str, arguments: dict[str, Any], *, is_from_script: bool = False
+) -> Suspend:
     """Returns the error that suspends a run until a person has decided on its call. Raises ToolError if the
     arguments cannot be stored.
     """
     question = StoredQuestion(
-        id=secrets.token_urlsafe(9), server=server, tool=tool, arguments=arguments, asked_at=now_rfc3339()
+        id=secrets.token_urlsafe(9),
+        server=server,
+        tool=tool,
+        arguments=arguments,
+        asked_at=now_rfc3339(),
+        is_from_script=is_from_script,
     )
     message = f"{server}__{tool} waits for an approval"
     try:
@@ -162,10 +170,9 @@ class StoredApprovals:
             if stored.decision is not None and stored.call_id not in self._asked:
                 await self._answer_interrupted(stored)
 
-    def _add_saved(self, checkpoint: Checkpoint) -> None:
-        for call in checkpoint.session.pending:
-            if call.question is not None:
-                self._add(checkpoint.run_id, checkpoint.owner, call.call_id, call.question)
+    def _add_saved(self, saved: SavedRun) -> None:
+        for call_id, question in saved.questions.items():
+            self._add(saved.run_id, saved.owner, call_id, question)
 
     async def synchronize(self) -> None:
         """Takes over questions that this server does not know yet, after a restart or because another server
@@ -220,6 +227,13 @@ class StoredApprovals:
         self._asked[call_id] = _AskedCall(run_id, asked.id, task)
         task.add_done_callback(lambda _: self._asked.pop(call_id, None))
 
+    def withdraw_questions(self, run_id: str, call_ids: Collection[str] | None = None) -> None:
+        """Stops asking about calls of a run, or about some of them, that are not decided yet."""
+        for call_id, asked in self._asked.items():
+            is_meant = call_ids is None or call_id in call_ids
+            if asked.run_id == run_id and is_meant and not asked.is_decided:
+                asked.task.cancel()
+
     def _withdraw(self, run_id: str) -> None:
         for asked in self._asked.values():
             if asked.run_id == run_id:
@@ -252,11 +266,13 @@ class StoredApprovals:
         if decided.decision == "deny":
             reason = f": {decided.reason}" if decided.reason else ""
             message = f"The call of {asked.server}__{asked.tool} was denied{reason}"
-            return Answer(code="tool_error", message=message)
+            return Answer(code="denied" if asked.is_from_script else "tool_error", message=message)
         try:
             value = await self._call_tool(asked.server, asked.tool, asked.arguments, run_id)
             return await decoded_answer(value)
         except UpstreamError as error:
+            if asked.is_from_script:
+                return Answer(code=error.kind, message=error.message)
             code = "validation_error" if error.kind == "invalid_arguments" else "tool_error"
             return Answer(code=code, message=error.message)
         except NotJsonSafe as error:

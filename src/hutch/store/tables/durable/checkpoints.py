@@ -338,6 +338,18 @@ class CheckpointTable:
             for call_id, text in await self._database.scan(sql, run_id=run_id)
         }
 
+    async def answered(self, run_ids: Sequence[str]) -> list[str]:
+        """Returns those of the runs whose pending calls have a result."""
+        sql = """
+            SELECT DISTINCT run_id FROM pending_calls WHERE run_id IN :run_ids AND answer IS NOT NULL
+        """
+        return [run_id for (run_id,) in await self._database.read(sql, run_ids=list(run_ids) or [""])]
+
+    async def suspended(self, run_ids: Sequence[str]) -> list[str]:
+        """Returns those of the runs that are suspended."""
+        sql = "SELECT run_id FROM checkpoints WHERE run_id IN :run_ids AND state = 'suspended'"
+        return [run_id for (run_id,) in await self._database.read(sql, run_ids=list(run_ids) or [""])]
+
     async def find_call(self, token_digest: str) -> tuple[CheckpointRow, str] | None:
         """Returns the run and the id of the call with a token. Ignores calls that wait for an approval: their
         tokens do not allow a client to deliver a result.
@@ -417,9 +429,9 @@ class CheckpointTable:
         *,
         is_dead: bool = False,
     ) -> bool:
-        """Stores the parts of a run's result and deletes the state of the run. The run must be held by
-        `holder` or, if `holder` is None, be suspended. With `is_dead`, the time of the holder's hold must
-        also be over. Returns False if there is no such run.
+        """Stores the parts of a run's result and deletes its state and its recorded calls. The run must be
+        held by `holder` or, if `holder` is None, be suspended. With `is_dead`, the time of the holder's hold
+        must also be over. Returns False if there is no such run.
         """
         # Mark for the column `result`, while the result itself is stored in parts. Every ciphertext is
         # unique, so the other statements can check with the mark that this call has ended the run.
@@ -444,7 +456,7 @@ class CheckpointTable:
             SqlStatement(sql, {**values, "mark": mark, "expires_at": expires_at, "bytes": size}),
             *(
                 SqlStatement(f"DELETE FROM {table} WHERE run_id = :run_id AND EXISTS ({is_ended})", guarded)
-                for table in ("checkpoint_parts", "pending_calls")
+                for table in ("checkpoint_parts", "pending_calls", "recorded_calls")
             ),
             *(
                 SqlStatement(
@@ -475,16 +487,16 @@ class CheckpointTable:
         sql = "SELECT COALESCE(SUM(bytes), 0) FROM checkpoints WHERE owner = :owner AND run_id <> :run_id"
         return int((await self._database.scan(sql, owner=owner, run_id=other_than))[0][0])
 
-    async def with_answers(self, bundle: str, protocols: Collection[str]) -> list[CheckpointRow]:
-        """Returns runs of this guest bundle and these protocols that can continue. Such a run is suspended,
-        or its process has died before the run called a tool. One of its calls has a result or was in flight,
-        or it has no pending calls.
+    async def with_answers(self, bundles: Collection[str], protocols: Collection[str]) -> list[CheckpointRow]:
+        """Returns runs of these guest bundles and protocols that can continue. Such a run is suspended, or
+        its process has died before the run called a tool. One of its calls has a result or was in flight, or
+        it has no pending calls.
         """
         columns = ", ".join(f"c.{name}" for name in _FIELDS)
         sql = f"""
             SELECT {columns} FROM checkpoints c
             WHERE (c.state = 'suspended' OR (c.state = 'running' AND c.held_until < :now))
-                AND c.bundle = :bundle AND c.protocol IN :protocols AND c.expires_at > :now AND (
+                AND c.bundle IN :bundles AND c.protocol IN :protocols AND c.expires_at > :now AND (
                     EXISTS (
                         SELECT 1 FROM pending_calls p
                         WHERE p.run_id = c.run_id AND (p.answer IS NOT NULL OR p.in_flight IS NOT NULL)
@@ -496,7 +508,7 @@ class CheckpointTable:
         return [
             _row(row)
             for row in await self._database.scan(
-                sql, bundle=bundle, now=now(), protocols=[*protocols] or [""]
+                sql, bundles=[*bundles], now=now(), protocols=[*protocols] or [""]
             )
         ]
 

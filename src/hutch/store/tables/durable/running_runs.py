@@ -62,6 +62,15 @@ class RunningRunTable:
         sql = "SELECT holder, max(seen_at) FROM running_runs GROUP BY holder"
         return dict(await self._database.scan(sql))
 
+    async def holder_of(self, run_id: str) -> tuple[str, str] | None:
+        """Returns the process that executes a run, and when that process was last alive."""
+        sql = """
+            SELECT r.holder, (SELECT max(seen_at) FROM running_runs WHERE holder = r.holder)
+            FROM running_runs r WHERE r.run_id = :run_id
+        """
+        rows = await self._database.read(sql, run_id=run_id)
+        return (rows[0][0], rows[0][1]) if rows else None
+
     async def interrupt(self, holder: str, seen_at: str) -> list[str]:
         """Records the runs of a dead process as interrupted, unless they already have a record. Skips runs
         that are stored as checkpoints, because another process may continue them. Returns the ids of the

@@ -1,0 +1,1 @@
+"""Toolscripts that are stored while they wait for approvals, and run again after a restart."""

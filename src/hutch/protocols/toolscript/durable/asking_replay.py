@@ -1,0 +1,151 @@
+"""Recorded calls of a toolscript, some of which wait for approvals in the store."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from hutch.errors import HutchError, ToolError, UpstreamError
+from hutch.kernel.durable.calls.call_replay import INTERRUPTED, MAX_RECORDED_BYTES, CallReplay
+from hutch.protocols.toolscript.durable.stored_script import AskedCall
+from hutch.protocols.toolscript.gateway.approvals import arguments_digest, check_size
+from hutch.protocols.toolscript.gateway.stored_approvals import suspend_until_approved
+from hutch.session.large_json import decode_large_value
+from hutch.session.suspension import Answer
+from hutch.store.tables.durable.recorded_calls import RecordedCall
+
+if TYPE_CHECKING:
+    from hutch.protocols.toolscript.gateway.approvals import Approvals
+    from hutch.store.store import Store
+
+
+class WaitingCall:
+    """A call of a script that waits in this process for its decision and its result."""
+
+    def __init__(self, call: AskedCall, question: str | None) -> None:
+        """`question` is None if the question is already in the store."""
+        self.call = call
+        self.question = question
+        self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+
+class Waits(Protocol):
+    """Stores a script while its calls wait. Implemented by `DurableScript`."""
+
+    def begin_wait(self, waiting: WaitingCall) -> None:
+        """Shows the question, and stores the script."""
+
+    def end_wait(self, waiting: WaitingCall) -> None: ...
+    async def hold(self) -> None:
+        """Takes the stored run, before the script continues with a result. Raises HutchError if another
+        process continues the run.
+        """
+
+
+class AskingReplay(CallReplay):
+    """Records the calls of a script. A call that needs an approval is made elsewhere, after the decision; the
+    script waits for its result.
+    """
+
+    def __init__(
+        self,
+        open_store: Callable[[], Awaitable[Store]],
+        run_id: str,
+        owner: str,
+        expires_at: str,
+        waits: Waits,
+        approvals: Approvals,
+        *,
+        max_owner_bytes: int | None = None,
+        recorded: Sequence[RecordedCall] = (),
+        asked: Sequence[AskedCall] = (),
+        answers: Mapping[str, Answer | None] | None = None,
+    ) -> None:
+        """`asked` and `answers` are calls for which the script waited when it was stored, and their results
+        as far as these exist.
+        """
+        known = {call.number for call in recorded}
+        self._asked = {call.number: call for call in asked if call.number not in known}
+        self._answers = answers or {}
+        self._waits = waits
+        self._approvals = approvals
+        calls = [
+            *recorded,
+            *(
+                RecordedCall(number=call.number, server=call.server, tool=call.tool, digest=call.digest)
+                for call in self._asked.values()
+            ),
+        ]
+        calls.sort(key=lambda call: call.number)
+        super().__init__(open_store, run_id, owner, calls, expires_at, max_owner_bytes=max_owner_bytes)
+
+    async def recorded_result(
+        self, server: str, tool: str, arguments: Any, *, is_idempotent: bool
+    ) -> tuple[bool, Any]:
+        """Returns the result of a recorded call, or of a call that was approved. Returns False if the call
+        has to be made, and needs no approval.
+        """
+        digest = arguments_digest(arguments)
+        call = await self._take(server, tool, digest)
+        asked = None if call is None else self._asked.pop(call.number, None)
+        if asked is not None:
+            return True, await self._wait(WaitingCall(asked, None))
+        if call is not None:
+            is_recorded, value = await self._result_of(call, is_idempotent=is_idempotent)
+            if is_recorded:
+                return True, value
+        if not self._approvals.must_ask(server, tool, self._run_id):
+            return False, None
+        await check_size(server, tool, arguments)
+        try:
+            question = suspend_until_approved(server, tool, arguments, is_from_script=True).question
+        except ToolError as error:
+            raise UpstreamError(server, tool, str(error), kind="invalid_arguments") from None
+        asked = AskedCall(
+            number=self._new_number(server, tool, digest),
+            call_id=secrets.token_hex(8),
+            server=server,
+            tool=tool,
+            digest=digest,
+        )
+        return True, await self._wait(WaitingCall(asked, question))
+
+    async def _wait(self, waiting: WaitingCall) -> Any:
+        call = waiting.call
+        answer = self._answers.get(call.call_id)
+        if answer is not None:
+            await self._record_answer(call, answer)
+        else:
+            self._waits.begin_wait(waiting)
+            try:
+                with self._approvals.pausing(call.server, call.tool, self._run_id):
+                    answer = await waiting.answer
+                await self._waits.hold()
+                # Until this is recorded, the stored script has to contain the call.
+                await self._record_answer(call, answer)
+            except HutchError as error:
+                raise UpstreamError(call.server, call.tool, str(error), kind=INTERRUPTED) from None
+            finally:
+                self._waits.end_wait(waiting)
+        if answer.result_json is None:
+            raise UpstreamError(call.server, call.tool, answer.message, kind=answer.code)
+        return await decode_large_value(answer.result_json)
+
+    async def _record_answer(self, call: AskedCall, answer: Answer) -> None:
+        """Records the result of an approved call, before the script gets it. Raises UpstreamError."""
+        data: bytes | None = msgspec.msgpack.encode(answer)
+        if data is not None and self._bytes + len(data) > MAX_RECORDED_BYTES:
+            data = None  # after a restart, the script gets an error for this call
+        self._bytes += len(data or b"")
+        recorded = RecordedCall(
+            number=call.number, server=call.server, tool=call.tool, digest=call.digest, answer=data
+        )
+        try:
+            await self._add(recorded)
+        except HutchError as error:
+            message = f"The result of the call could not be recorded, so the script does not get it: {error}"
+            raise UpstreamError(call.server, call.tool, message, kind=INTERRUPTED) from None
