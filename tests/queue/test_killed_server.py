@@ -104,6 +104,47 @@ async def test_run_that_waits_for_an_approval_goes_on_after_its_server_was_kille
                 assert detail["outcome"] == "ok"
 
 
+async def test_script_that_waits_for_an_approval_goes_on_after_its_server_was_killed(
+    environment: dict[str, str],
+) -> None:
+    environment |= {"HUTCH_EXAMPLE_TOOLS": "true", "HUTCH_APPROVALS": "shop=ask"}
+    code = """
+        console.log("begins");
+        const bought = await tools.shop.order({ article: "lamp", count: 2 });
+        return bought.total > 0;
+    """
+    with running_server(**environment) as killed:
+        run_id = await add(killed, code, kind="script", request={"code": code})
+        (approval,) = await approvals(killed)
+        assert approval["run"] == run_id
+        killed.process.kill()
+        killed.process.wait(TIMEOUT_SECONDS)
+        with running_server(**environment) as other:
+            async with httpx2.AsyncClient(base_url=other.url, timeout=TIMEOUT_SECONDS) as client:
+                (approval,) = await approvals(other)
+                decided = await client.post(f"/approvals/{approval['id']}", json={"decision": "allow"})
+                assert decided.status_code == 200, decided.text
+                detail = await until(client, run_id, "completed", "failed")
+                assert detail["outcome"] == "ok"
+                result = detail["result"]
+                assert (result["value"], result["exit_code"], result["stdout"]) == (True, 0, "begins\n")
+
+
+async def test_script_waits_for_an_approval_and_is_retried(environment: dict[str, str]) -> None:
+    """Each attempt asks again."""
+    environment |= {"HUTCH_EXAMPLE_TOOLS": "true", "HUTCH_APPROVALS": "shop=ask"}
+    code = 'await tools.shop.order({ article: "lamp", count: 2 }); throw new Error("no luck");'
+    options = {"kind": "script", "request": {"code": code}, "attempts": 2}
+    with running_server(**environment) as server:
+        run_id = await add(server, code, **options)
+        async with httpx2.AsyncClient(base_url=server.url, timeout=TIMEOUT_SECONDS) as client:
+            for _ in range(2):
+                (approval,) = await approvals(server)
+                await client.post(f"/approvals/{approval['id']}", json={"decision": "allow"})
+            detail = await until(client, run_id, "completed", "failed")
+            assert (detail["outcome"], detail["queue"]["attempts"]) == ("script_failed", 2)
+
+
 async def approvals(server: ServeProcess) -> list[dict[str, Any]]:
     """Waits until a call waits for a decision."""
     async with httpx2.AsyncClient(base_url=server.url, timeout=TIMEOUT_SECONDS) as client:

@@ -445,7 +445,12 @@ class App:
         flow_handlers = rep.FlowHandlers(self.flows, access, self.kernel.fair_use)
         for handler in (
             QueuedTool(self.tools),
-            QueuedScript(lambda: self.scripts, lambda: self.script_gateway, self.settings.max_code_bytes),
+            QueuedScript(
+                lambda: self.scripts,
+                lambda: self.script_gateway,
+                self.settings.max_code_bytes,
+                lambda: self.durable_scripts,
+            ),
             QueuedAbility(self.storage.store, self.storage.abilities),
             QueuedFlow(self.flows, flow_handlers.starter, self.kernel.fair_use),
         ):

@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from hutch.errors import ExecutionError, HutchError, ResumeError
 from hutch.http.run_results import result_json
 from hutch.kernel.durable.suspended_runs import SUSPENDED, SuspendedRuns
 from hutch.kernel.kernel import Kernel
 from hutch.protocols.execbox.http_run import PROTOCOL, RunBody, RunHandler, parse_body
 from hutch.queue.attempt import Attempt
-from hutch.queue.models import HandlerResult, QueueCaller, RunReleased, RunRequest
+from hutch.queue.models import HandlerResult, QueueCaller, RunRequest
+from hutch.queue.suspended_attempt import continue_suspended, wait_suspended
 from hutch.session.json_value import encode_decoded_value
 from hutch.session.run import Result, RunHandle
 
@@ -38,7 +38,8 @@ class QueuedCode:
         )
 
     async def run(self, attempt: Attempt) -> HandlerResult:
-        result = await self._continue(attempt) if attempt.row.generation > 1 else None
+        runs = self._suspended_runs
+        result = await continue_suspended(attempt, runs) if attempt.row.generation > 1 else None
         if result is None:
             result = await self._start(attempt)
         outcome = "ok" if result.error is None else result.error.code
@@ -53,37 +54,5 @@ class QueuedCode:
         await attempt.begin(run)
         result = await self._kernel.run(execution, run)
         if result.error is not None and result.error.code == SUSPENDED:
-            return await self._wait(attempt)
+            return await wait_suspended(attempt, self._suspended_runs)
         return result
-
-    async def _continue(self, attempt: Attempt) -> Result | None:
-        """If an earlier attempt has stored the run as a checkpoint, recovers the run and waits for its end.
-        Returns None if there is no checkpoint.
-        """
-        state = await self._suspended_runs.state(attempt.run_id)
-        if state is None or (state == "ended" and not attempt.row.has_effects):
-            return None
-        try:
-            await self._suspended_runs.recover(attempt.run_id)
-        except HutchError as error:
-            raise RunReleased(str(error)) from None
-        return await self._wait(attempt)
-
-    async def _wait(self, attempt: Attempt) -> Result:
-        """Waits for the end of a suspended run, on this server or on another one."""
-        attempt.on_cancel = lambda: self._cancel(attempt)
-        attempt.park()
-        try:
-            result = await self._suspended_runs.wait(
-                attempt.run_id, attempt.row.owner, [], lambda: attempt.is_draining() or attempt.is_lost
-            )
-        except ResumeError as error:
-            return Result(ok=False, error=ExecutionError(error.code, str(error)), run_id=attempt.run_id)
-        if result is None:
-            raise RunReleased
-        return result
-
-    async def _cancel(self, attempt: Attempt) -> None:
-        runs = self._suspended_runs
-        if not await runs.cancel(attempt.run_id, attempt.row.owner):
-            await runs.request_cancel(attempt.run_id, attempt.row.owner)

@@ -10,9 +10,17 @@ import msgspec
 from hutch.http.errors import ApiError
 from hutch.protocols.toolscript.checker.checker import SCRIPT, Script
 from hutch.protocols.toolscript.checker.diagnostics import InvalidScript
-from hutch.protocols.toolscript.execute import ScriptGateway, ScriptRequest, ScriptRunner
+from hutch.protocols.toolscript.durable.durable_scripts import DurableScripts
+from hutch.protocols.toolscript.execute import (
+    FAILURE_EXIT_CODE,
+    ScriptGateway,
+    ScriptRequest,
+    ScriptRunner,
+)
 from hutch.queue.attempt import Attempt
 from hutch.queue.models import HandlerResult, QueueCaller, RunRequest
+from hutch.queue.suspended_attempt import continue_suspended, wait_suspended
+from hutch.session.run import Result, ScriptOutput
 
 PROTOCOL = "toolscript"
 MAX_OUTPUT_BYTES = 256 * 1024
@@ -38,8 +46,16 @@ class QueuedScript:
     has_hidden_effects = True
 
     def __init__(
-        self, scripts: Callable[[], ScriptRunner], gateway: Callable[[], ScriptGateway], max_code_bytes: int
+        self,
+        scripts: Callable[[], ScriptRunner],
+        gateway: Callable[[], ScriptGateway],
+        max_code_bytes: int,
+        durable: Callable[[], DurableScripts | None],
     ) -> None:
+        """`durable` returns the scripts that are stored while they wait for approvals. None if they wait in
+        memory.
+        """
+        self._durable = durable
         self._scripts = scripts
         self._gateway = gateway
         self._max_code_bytes = max_code_bytes
@@ -57,6 +73,12 @@ class QueuedScript:
         return RunRequest(kind=self.kind, protocol=self.protocol, label=parsed.name, body=encoded)
 
     async def run(self, attempt: Attempt) -> HandlerResult:
+        durable = self._durable()
+        if durable is not None and attempt.row.generation > 1:
+            continued = await continue_suspended(attempt, durable.runs)
+            if continued is not None:
+                return _continued(attempt, continued)
+            await durable.forget_calls(attempt.run_id, attempt.row.owner)
         body = msgspec.json.decode(attempt.request, type=ScriptBody)
         output = {"stdout": bytearray(), "stderr": bytearray()}
 
@@ -74,20 +96,50 @@ class QueuedScript:
             preparation=attempt,
         )
         try:
-            result = await self._scripts().run(request, self._gateway())
+            if durable is None or not durable.is_needed:
+                result = await self._scripts().run(request, self._gateway())
+            else:
+                ended = await durable.run(request)
+                if ended is None:
+                    return _continued(attempt, await wait_suspended(attempt, durable.runs))
+                result = ended
         except InvalidScript as error:
             failed = {"ok": False, "error": {"code": error.code, "message": str(error)}}
             return HandlerResult(ok=False, outcome=error.code, body=msgspec.json.encode(failed))
-        is_ok = result.exit_code == 0
         recorded = "" if attempt.handle is None else attempt.handle.outcome
-        fields: dict[str, Any] = {
-            "ok": is_ok,
-            "run_id": attempt.run_id,
-            "exit_code": result.exit_code,
-            "value": None if result.value_json is None else msgspec.Raw(result.value_json.encode()),
-            "message": result.message,
-            "duration_ms": result.duration_ms,
-            **{name: data.decode(errors="replace") for name, data in output.items()},
-        }
-        outcome = "ok" if is_ok else recorded or "script_failed"
-        return HandlerResult(ok=is_ok, outcome=outcome, body=msgspec.json.encode(fields))
+        value = None if result.value_json is None else result.value_json.encode()
+        text = {name: data.decode(errors="replace") for name, data in output.items()}
+        return _handler_result(
+            attempt,
+            ScriptOutput(result.exit_code, text["stdout"], text["stderr"], result.message),
+            value,
+            recorded,
+            result.duration_ms,
+        )
+
+
+def _continued(attempt: Attempt, result: Result) -> HandlerResult:
+    """Returns the result of a script that was suspended."""
+    error = result.error
+    script = result.script or ScriptOutput(FAILURE_EXIT_CODE, "", "", None if error is None else str(error))
+    outcome = "" if error is None else error.code
+    return _handler_result(attempt, script, result.result_json, outcome, result.duration_ms)
+
+
+def _handler_result(
+    attempt: Attempt, script: ScriptOutput, value: bytes | None, outcome: str, duration_ms: float
+) -> HandlerResult:
+    """`outcome` is the outcome of a script that has failed, if known."""
+    is_ok = script.exit_code == 0
+    fields: dict[str, Any] = {
+        "ok": is_ok,
+        "run_id": attempt.run_id,
+        "exit_code": script.exit_code,
+        "value": None if value is None else msgspec.Raw(value),
+        "message": script.message,
+        "duration_ms": duration_ms,
+        "stdout": script.stdout,
+        "stderr": script.stderr,
+    }
+    recorded = "ok" if is_ok else outcome or "script_failed"
+    return HandlerResult(ok=is_ok, outcome=recorded, body=msgspec.json.encode(fields))

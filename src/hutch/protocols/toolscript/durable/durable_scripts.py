@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from hutch.kernel.kernel import Kernel
+    from hutch.kernel.run_preparation import RunPreparation
     from hutch.protocols.toolscript.gateway.gateway import Gateway
     from hutch.protocols.toolscript.gateway.stored_approvals import StoredApprovals
     from hutch.store.store import Store
@@ -77,6 +78,8 @@ class DurableScript:
         self.suspended = asyncio.Event()
         self.output = Output()
         self.handle: ScriptRun | None = None
+        self.preparation: RunPreparation | None = None
+        """Prepares the run as its caller wants."""
         self.task: asyncio.Task[ScriptResult] | None = None
         self.waiting: dict[str, WaitingCall] = {}
         self._all = all_scripts
@@ -94,6 +97,8 @@ class DurableScript:
         self.adopt(run)
         assert isinstance(run, ScriptRun)
         self.handle = run
+        if self.preparation is not None:
+            await self.preparation.begin(run)
 
     # --- waiting ---
 
@@ -296,6 +301,7 @@ class DurableScripts:
             self._gateway.approvals,
             max_owner_bytes=self._kernel.settings.max_suspended_bytes_per_owner,
         )
+        durable.preparation = request.preparation
         task = self._begin(durable, msgspec.structs.replace(request, run_id=run_id))
         try:
             await self._wait(durable)

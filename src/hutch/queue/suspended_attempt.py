@@ -1,0 +1,47 @@
+"""Waits for queued runs that are suspended."""
+
+from __future__ import annotations
+
+from hutch.errors import ExecutionError, HutchError, ResumeError
+from hutch.kernel.durable.suspended_runs import SuspendedRuns
+from hutch.queue.attempt import Attempt
+from hutch.queue.models import RunReleased
+from hutch.session.run import Result
+
+
+async def continue_suspended(attempt: Attempt, runs: SuspendedRuns) -> Result | None:
+    """Waits for a run that another server has stored as a checkpoint. Returns None if there is no checkpoint.
+    Raises RunReleased.
+    """
+    state = await runs.state(attempt.run_id)
+    if state == "ended" and not attempt.row.has_effects:
+        # The result belongs to an earlier attempt. Delete it, so that this one can be suspended too.
+        await runs.forget(attempt.run_id, attempt.row.owner)
+        return None
+    if state is None:
+        return None
+    try:
+        await runs.recover(attempt.run_id)
+    except HutchError as error:
+        raise RunReleased(str(error)) from None
+    return await wait_suspended(attempt, runs)
+
+
+async def wait_suspended(attempt: Attempt, runs: SuspendedRuns) -> Result:
+    """Waits for the end of a suspended run, on this server or on another one. Raises RunReleased."""
+
+    async def cancel() -> None:
+        if not await runs.cancel(attempt.run_id, attempt.row.owner):
+            await runs.request_cancel(attempt.run_id, attempt.row.owner)
+
+    attempt.on_cancel = cancel
+    attempt.park()
+    try:
+        result = await runs.wait(
+            attempt.run_id, attempt.row.owner, [], lambda: attempt.is_draining() or attempt.is_lost
+        )
+    except ResumeError as error:
+        return Result(ok=False, error=ExecutionError(error.code, str(error)), run_id=attempt.run_id)
+    if result is None:
+        raise RunReleased
+    return result
