@@ -64,6 +64,12 @@ class Home:
     def server(self) -> contextlib.AbstractContextManager[ServeProcess]:
         return running_server(HUTCH_HOME=str(self.folder))
 
+    def is_registered(self, run_id: str) -> bool:
+        """Returns True if other servers know which process executes a run."""
+        with contextlib.closing(sqlite3.connect(self.folder / "hutch.db")) as database:
+            query = "SELECT 1 FROM running_runs WHERE run_id = ?"
+            return database.execute(query, (run_id,)).fetchone() is not None
+
     def expire_holds(self) -> None:
         """Lets another server continue the runs of a killed one at once, instead of after 30 s."""
         with contextlib.closing(sqlite3.connect(self.folder / "hutch.db")) as database, database:
@@ -192,3 +198,21 @@ async def test_script_that_was_killed_after_its_approval_continues(home: Home) -
     with home.server() as server:
         assert await resume(server, run_id) == '["book","held look"]\n\n(2 tool calls)'
     assert home.notes.calls == ["book", "held look", "held look"]
+
+
+async def test_script_continues_in_its_process_after_a_decision_at_another_server(home: Home) -> None:
+    """If it ran again, it would make other calls."""
+    code = """
+        const random = `${Math.random()}`;
+        await tools.notes.note({ what: random });
+        await tools.notes.buy({ what: "book" });
+        return (await tools.notes.note({ what: random })) === random;
+    """
+    with home.server() as server, home.server() as other:
+        run_id = await start(server, code)
+        wait_until(lambda: home.is_registered(run_id))
+        assert "waits until a person has approved" in await resume(other, run_id)
+        approve(other, run_id)
+        for each in (other, server):
+            assert await resume(each, run_id) == "true\n\n(3 tool calls)"
+    assert len(home.notes.calls) == 3

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
+from hutch.errors import AlreadyExists
 from hutch.store.models import now
 from hutch.store.store import Store
-from hutch.store.tables.durable.checkpoints import CheckpointRow
+from hutch.store.tables.durable.checkpoints import CheckpointRow, NewPendingCall
+from hutch.store.tables.durable.recorded_calls import RecordedCall
 
 
 def row(generation: int, expires_in: float) -> CheckpointRow:
@@ -28,3 +32,38 @@ async def test_process_that_was_overtaken_cannot_overwrite_the_state(store: Stor
     assert await table.save(newer, [b"newer"], [], "second process")
     assert not await table.save(row(2, 300), [b"stale"], [], "first process")
     assert await table.state(newer) == [b"newer"]
+
+
+async def test_suspended_and_answered_runs_are_found_by_their_ids(store: Store) -> None:
+    later = now(plus_seconds=60)
+    for run_id in ("waiting", "answered", "ended"):
+        row = CheckpointRow(
+            run_id=run_id, owner="ada", protocol="p", bundle="b", generation=1, expires_at=later, bytes=1
+        )
+        call = NewPendingCall(call_id=f"{run_id}-1", provider="s", tool="t", question="{}")
+        assert await store.checkpoints.save(row, [b"state"], [call], None)
+    assert await store.checkpoints.answer("answered", {"answered-1": b"=1"}, 1_000) == []
+    recorded = RecordedCall(number=0, server="s", tool="t", digest="d", answer=b"answer")
+    await store.recorded_calls.add("ended", "ada", recorded, later)
+    assert await store.checkpoints.end("ended", None, [b"result"], later)
+    runs = ["waiting", "answered", "ended", "unknown"]
+    assert sorted(await store.checkpoints.suspended(runs)) == ["answered", "waiting"]
+    assert await store.checkpoints.answered(runs) == ["answered"]
+    assert await store.checkpoints.suspended([]) == []
+    # The end of a run deletes the record of its calls.
+    assert await store.recorded_calls.of_run("ended", "ada") == []
+
+
+async def test_recorded_calls_are_added_together_and_can_be_kept_longer(store: Store) -> None:
+    calls = [
+        RecordedCall(number=number, server="s", tool="t", digest="d", answer=answer)
+        for number, answer in enumerate((b"first", None))
+    ]
+    table = store.recorded_calls
+    await table.add_all("run", "ada", calls, "2000-01-01T00:00:00.000Z")
+    with pytest.raises(AlreadyExists):
+        await table.add_all("run", "ada", calls[1:], "2000-01-01T00:00:00.000Z")
+    assert await table.of_run("run", "ada") == calls
+    await table.extend("run", "ada", "2100-01-01T00:00:00.000Z")
+    await table.delete_expired("2050-01-01T00:00:00.000Z")
+    assert await table.of_run("run", "ada") == calls

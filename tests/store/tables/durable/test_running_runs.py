@@ -44,3 +44,12 @@ async def test_late_record_replaces_interrupted(store: Store) -> None:
     run = await store.runs.get("run")
     assert run is not None
     assert run.outcome == "ok"
+
+
+async def test_holder_of_a_run_was_seen_with_its_latest_run(store: Store) -> None:
+    table = store.running_runs
+    await table.put("server", [NewRun(make_run(run_id="run"))])
+    assert await table.holder_of("other") is None
+    await table.renew("server")
+    seen_at = (await table.holders())["server"]
+    assert await table.holder_of("run") == ("server", seen_at)
