@@ -135,6 +135,10 @@ async def test_large_results_do_not_stay_in_memory(store: Store, monkeypatch: py
     await first.call("b", "x" * 500)
     assert first.replay.is_stored
     assert len(await store.recorded_calls.of_run(RUN, OWNER)) == 2
+
+
+async def test_owner_may_store_a_limited_size_of_results(store: Store) -> None:
+    await (await guest(store)).call("a", "x" * 100)
     second = deferred(store, max_owner_bytes=10)
     with pytest.raises(ResumeError, match="max_suspended_bytes_per_owner"):
         await second.replay.store_calls()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from mcp import Client
 from mcp.types import CallToolResult, ElicitResult, InputRequiredResult
 from tests.protocols.mcp.durable_server import ALLOW, DENY, MODERN, DurableServer, person, serving
 from tests.protocols.mcp.harness import text_of
+from tests.protocols.mcp.questions.test_tasks import TaskClient, request, wait_for_end
 from tests.support.processes import TIMEOUT_SECONDS
 
 from hutch.protocols.mcp.server import HutchMcpServer
@@ -28,7 +29,8 @@ RESULT = "1 and 7\n\nstdout:\nlisted\n\n(2 tool calls)"
 
 
 @pytest.fixture(autouse=True)
-def divergence(monkeypatch: pytest.MonkeyPatch) -> None:
+def intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hutch.protocols.toolscript.durable.durable_scripts.POLL_SECONDS", 0.1)
     monkeypatch.setattr("hutch.kernel.durable.calls.call_replay.DIVERGENCE_SECONDS", 0.3)
 
 
@@ -73,6 +75,12 @@ async def resume(client: Client, run_id: str, **more: Any) -> CallToolResult:
 def decide(server: DurableServer, run_id: str, decision: Any = "allow") -> None:
     (approval,) = [each for each in server.app.gateway.approvals.pending() if each.run == run_id]
     assert server.app.gateway.approvals.decide(approval.id, ApprovalAnswer(decision))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 def answers(asked: InputRequiredResult, answer: ElicitResult = ALLOW) -> dict[str, Any]:
@@ -253,9 +261,7 @@ async def check_cancel(server: DurableServer, client: Client, run_id: str) -> No
     assert "cancelled" in text_of(answer)
     assert "create_issue" not in server.made
     assert server.app.gateway.approvals.pending() == []
-    async with asyncio.timeout(TIMEOUT_SECONDS):
-        while run_id in server.app.kernel.active:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)  # the process of the script ends
+    await until(lambda: run_id not in server.app.kernel.active)
     store = await server.app.storage.store()
     await store.write_behind.flush()
     record = await store.runs.get(run_id)
@@ -273,18 +279,14 @@ async def test_expiry_is_told(tmp_path: Path) -> None:
         answer = await resume(client, run_id)
         assert answer.is_error
         assert "expired" in text_of(answer)
-        async with asyncio.timeout(TIMEOUT_SECONDS):
-            while run_id in server.app.kernel.active:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)  # the script finds out that it has expired
+        await until(lambda: run_id not in server.app.kernel.active)
 
 
 async def test_script_leaves_memory_and_runs_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hutch.protocols.toolscript.durable.durable_scripts.KEEP_SECONDS", 0)
     async with serving(tmp_path) as server, server.client() as client:
         run_id = waiting_run(await run(client))
-        async with asyncio.timeout(TIMEOUT_SECONDS):
-            while run_id in server.app.kernel.active:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)  # the process of the script ends
+        await until(lambda: run_id not in server.app.kernel.active)
         store = await server.app.storage.store()
         await store.write_behind.flush()
         record = await store.runs.get(run_id)
@@ -319,3 +321,118 @@ async def test_owner_cannot_store_more_than_allowed(tmp_path: Path) -> None:
         assert "the script cannot be stored meanwhile" in text_of(answer)
         assert "max_suspended_bytes_per_owner" in text_of(answer)
         assert server.made == ["list_issues"]
+
+
+async def test_script_cannot_wait_for_too_many_approvals(
+    server: DurableServer, calls: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hutch.protocols.toolscript.durable.durable_scripts.MAX_PENDING_PER_RUN", 2)
+    code = """
+        const titles = ["a", "b", "c"];
+        const made = titles.map((title) => tools.github.createIssue({ title }).catch((e) => e.message));
+        return await Promise.all(made);
+    """
+    async with server.client(elicitation_callback=person(ALLOW)) as client:
+        told = text_of(await run(client, code))
+    assert "2 calls of this script are waiting for approval already" in told
+    assert server.made == ["create_issue", "create_issue"]
+
+
+async def test_suspended_script_is_a_task_that_another_server_continues(tmp_path: Path) -> None:
+    tasks = TaskClient()
+    async with serving(tmp_path) as first, first.client("auto", extensions=[tasks]) as client:
+        await run(client)
+        assert tasks.created is not None
+        task_id = tasks.created.taskId
+        assert tasks.created.status == "input_required"
+    async with serving(tmp_path) as second, second.client(extensions=[TaskClient()]) as client:
+        state = await request(client, "tasks/get", taskId=task_id)
+        (key,) = state.inputRequests or {}
+        answer = {"action": "accept", "content": {}}
+        await request(client, "tasks/update", taskId=task_id, inputResponses={key: answer})
+        ended = await wait_for_end(client, task_id)
+        assert ended.status == "completed"
+        assert ended.result is not None
+        assert ended.result["content"][0]["text"] == RESULT
+        assert second.made == ["create_issue"]
+
+
+async def test_task_of_a_script_that_runs_can_be_cancelled(server: DurableServer, calls: list[Any]) -> None:
+    tasks = TaskClient()
+    code = """
+        await tools.github.createIssue({ title: "x" });
+        await tools.github.wait({});
+    """
+    server.upstream.functions["wait"] = server.upstream.wait
+    async with server.client("auto", extensions=[tasks]) as client:
+        await run(client, code)
+        assert tasks.created is not None
+        task_id = tasks.created.taskId
+        decide(server, task_id)
+        await until(lambda: server.made == ["create_issue", "wait"])
+        await request(client, "tasks/cancel", taskId=task_id)
+        assert (await wait_for_end(client, task_id)).status == "cancelled"
+
+
+async def test_question_is_withdrawn_if_the_script_ends_without_its_answer(
+    server: DurableServer, calls: list[Any]
+) -> None:
+    code = """
+        const asked = tools.github.createIssue({ title: "x" }).then(() => "asked");
+        return await Promise.race([asked, tools.github.wait({}).then(() => "went")]);
+    """
+    server.upstream.released.clear()
+    server.upstream.functions["wait"] = server.upstream.wait
+    async with server.client() as client:
+        run_id = waiting_run(await run(client, code))
+        server.upstream.released.set()
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            while await server.app.suspended_runs.state(run_id) != "ended":  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert "went" in text_of(await resume(client, run_id))
+        assert server.app.gateway.approvals.pending() == []
+    assert server.made == ["wait"]
+
+
+async def test_client_that_disconnects_before_a_question_cancels_the_script(
+    server: DurableServer, calls: list[Any]
+) -> None:
+    server.upstream.released.clear()
+    server.upstream.called.clear()
+    server.upstream.functions["wait"] = server.upstream.wait
+    code = 'await tools.github.wait({}); await tools.github.createIssue({ title: "x" });'
+    async with server.client() as client:
+        running = asyncio.create_task(run(client, code))
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            await server.upstream.called.wait()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await until(lambda: not server.app.kernel.active)
+    server.upstream.released.set()
+    assert server.made == ["wait"]
+    assert server.app.gateway.approvals.pending() == []
+
+
+async def test_waiting_script_leaves_its_process_to_other_runs(tmp_path: Path) -> None:
+    async with serving(tmp_path, max_processes=1) as server, server.client() as client:
+        run_id = waiting_run(await run(client))
+        assert text_of(await run(client, "return 1;")) == "1"
+        decide(server, run_id)
+        assert text_of(await resume(client, run_id)) == RESULT
+        assert server.made == ["list_issues", "create_issue"]
+
+
+async def test_stored_script_is_encrypted(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server, server.client() as client:
+        run_id = waiting_run(await run(client, f"const secret = 'a secret value';{SCRIPT}"))
+        database = (await server.app.storage.store())._database
+        rows = [
+            *await database.scan("SELECT data FROM checkpoint_parts"),
+            *await database.scan("SELECT question FROM pending_calls"),
+            *await database.scan("SELECT answer FROM recorded_calls"),
+        ]
+        assert len(rows) == 3
+        assert "secret" not in str(rows)
+        assert "title" not in str(rows)
+        await resume(client, run_id, cancel=True)
+        assert await database.scan("SELECT run_id FROM recorded_calls") == []

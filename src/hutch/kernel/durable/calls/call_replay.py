@@ -250,10 +250,19 @@ class CallReplay:
                 self._unstored[number] = msgspec.structs.replace(self._unstored[number], answer=data)
         if is_in_memory:
             if self._bytes > MAX_UNSTORED_BYTES:
-                await self.store_calls()
+                try:
+                    await self.store_calls()
+                except HutchError:
+                    self._forget_answer(number)
+                    raise
             return
         store = await self._open_store()
         await store.recorded_calls.answer(self._run_id, number, data)
+
+    def _forget_answer(self, number: int) -> None:
+        """Drops a result that is too much for the memory."""
+        if self._unstored is not None:
+            self._unstored[number] = msgspec.structs.replace(self._unstored[number], answer=None)
 
 
 def _digest(arguments: Any) -> str:

@@ -37,7 +37,7 @@ class Waits(Protocol):
     """Stores a script while its calls wait. Implemented by `DurableScript`."""
 
     def begin_wait(self, waiting: WaitingCall) -> None:
-        """Shows the question, and stores the script."""
+        """Shows the question, and stores the script. Raises CallDenied."""
 
     def end_wait(self, waiting: WaitingCall) -> None: ...
     async def hold(self) -> None:

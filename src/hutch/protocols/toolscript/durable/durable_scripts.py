@@ -30,7 +30,7 @@ from hutch.protocols.toolscript.execute import (
     ScriptResult,
     ScriptRun,
 )
-from hutch.protocols.toolscript.gateway.approvals import ASK_SECONDS
+from hutch.protocols.toolscript.gateway.approvals import ASK_SECONDS, MAX_PENDING_PER_RUN, CallDenied
 from hutch.session.run import Result, RunHandle, new_run_id
 from hutch.session.suspension import Answer
 from hutch.store.models import now
@@ -86,6 +86,10 @@ class DurableScript:
         self._changing = asyncio.Lock()
         self._saving: asyncio.Task[None] | None = None
         self._is_over = False
+        self._problem: str | None = None
+        """Reason why the script cannot be stored. Then no further call waits: its time limit is paused during
+        a wait, so that a script could run forever by asking repeatedly.
+        """
         self.replay: AskingReplay
 
     # --- run preparation ---
@@ -103,6 +107,11 @@ class DurableScript:
     # --- waiting ---
 
     def begin_wait(self, waiting: WaitingCall) -> None:
+        call, problem = waiting.call, self._problem
+        if len(self.waiting) >= MAX_PENDING_PER_RUN:
+            problem = f"{MAX_PENDING_PER_RUN} calls of this script are waiting for approval already"
+        if problem is not None:
+            raise CallDenied(call.server, call.tool, problem)
         self.waiting[waiting.call.call_id] = waiting
         self._save_soon()
 
@@ -144,10 +153,12 @@ class DurableScript:
                 await self._store(waiting)
             except HutchError as error:
                 logger.warning("the script of run %s could not be stored: %s", self.run_id, error)
-                message = f"The call needs an approval, and the script cannot be stored meanwhile: {error}"
+                self._problem = (
+                    f"The call needs an approval, and the script cannot be stored meanwhile: {error}"
+                )
                 for each in waiting:
                     if each.question is not None and not each.answer.done():
-                        each.answer.set_result(_failed(message))
+                        each.answer.set_result(Answer(code="denied", message=self._problem))
 
     async def _store(self, waiting: list[WaitingCall]) -> None:
         # The recorded calls must not expire before the run, whose time starts again here.
@@ -221,6 +232,8 @@ class DurableScript:
             if self.is_saved:
                 await self._hold()
                 await self._all.runs.end_held(self.run_id, result)
+                # Somebody may have looked at the questions since they were withdrawn.
+                self._all.approvals.withdraw_questions(self.run_id)
                 self.is_held = self.is_saved = False
             elif self.replay.is_stored:
                 await self._all.forget_calls(self.run_id, self.owner)
@@ -510,10 +523,6 @@ def _retrieve(task: asyncio.Task[ScriptResult]) -> None:
     """Retrieves the exception of a script without a caller, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()
-
-
-def _failed(message: str) -> Answer:
-    return Answer(code="denied", message=message)
 
 
 async def _shielded(work: Coroutine[Any, Any, None]) -> None:
