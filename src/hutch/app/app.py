@@ -254,7 +254,7 @@ class App:
         """Allows `POST /run` and MCP's `run_code` to suspend runs that wait for an approval."""
         from hutch.protocols.execbox import http_run
         from hutch.protocols.mcp import http as mcp
-        from hutch.protocols.toolscript.durable import durable_scripts
+        from hutch.protocols.toolscript.durable import durable_script
         from hutch.protocols.toolscript.durable.durable_scripts import DurableScripts
 
         durable = frozenset((http_run.PROTOCOL, mcp.PROTOCOL))
@@ -270,7 +270,7 @@ class App:
         )
         self.suspended_runs.runs_again = scripts
         self.suspended_runs.provide_tools = self._gateway_tools
-        self.suspended_runs.continued_protocols = durable | {durable_scripts.PROTOCOL}
+        self.suspended_runs.continued_protocols = durable | {durable_script.PROTOCOL}
 
     def suspend_steps(self) -> SuspendedRuns:
         """Lets executions of flow steps be suspended while they wait for an approval. The flow step continues

@@ -16,7 +16,9 @@ from tests.protocols.mcp.harness import text_of
 from tests.protocols.mcp.questions.test_tasks import TaskClient, request, wait_for_end
 from tests.support.processes import TIMEOUT_SECONDS
 
+from hutch.kernel.durable.replayed_runs import ReplayedRuns
 from hutch.protocols.mcp.server import HutchMcpServer
+from hutch.protocols.toolscript.durable.durable_script import DurableScript
 from hutch.protocols.toolscript.gateway.approvals import ApprovalAnswer
 
 SCRIPT = """
@@ -323,10 +325,38 @@ async def test_owner_cannot_store_more_than_allowed(tmp_path: Path) -> None:
         assert server.made == ["list_issues"]
 
 
+async def test_question_that_arrives_while_the_script_is_being_stored_is_asked(
+    server: DurableServer, calls: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = """
+        const [a, b] = await Promise.all(["a", "b"].map(async (title, index) => {
+            await new Promise((resolve) => setTimeout(resolve, 200 * index));
+            return (await tools.github.createIssue({ title })).number;
+        }));
+        return a + b;
+    """
+    begin, save, both = DurableScript.begin_wait, ReplayedRuns.save, asyncio.Event()
+
+    def begin_wait(script: DurableScript, waiting: Any) -> None:
+        begin(script, waiting)
+        if len(script.waiting) == 2:
+            both.set()
+
+    async def slow_save(runs: ReplayedRuns, *args: Any, **options: Any) -> bool:
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            await both.wait()
+        return await save(runs, *args, **options)
+
+    monkeypatch.setattr(DurableScript, "begin_wait", begin_wait)
+    monkeypatch.setattr(ReplayedRuns, "save", slow_save)
+    async with server.client(elicitation_callback=person(ALLOW)) as client:
+        assert text_of(await run(client, code)) == "14\n\n(2 tool calls)"
+
+
 async def test_script_cannot_wait_for_too_many_approvals(
     server: DurableServer, calls: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hutch.protocols.toolscript.durable.durable_scripts.MAX_PENDING_PER_RUN", 2)
+    monkeypatch.setattr("hutch.protocols.toolscript.durable.durable_script.MAX_PENDING_PER_RUN", 2)
     code = """
         const titles = ["a", "b", "c"];
         const made = titles.map((title) => tools.github.createIssue({ title }).catch((e) => e.message));
