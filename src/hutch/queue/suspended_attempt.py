@@ -10,8 +10,8 @@ from hutch.session.run import Result
 
 
 async def continue_suspended(attempt: Attempt, runs: SuspendedRuns) -> Result | None:
-    """Waits for a run that another server has stored as a checkpoint. Returns None if there is no checkpoint.
-    Raises RunReleased.
+    """If an earlier attempt has stored the run as a checkpoint, recovers the run and waits for its end.
+    Returns None if there is no checkpoint. Raises RunReleased.
     """
     state = await runs.state(attempt.run_id)
     if state == "ended" and not attempt.row.has_effects:
