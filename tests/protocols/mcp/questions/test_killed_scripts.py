@@ -20,7 +20,7 @@ from tests.protocols.mcp.durable_server import ALLOW, MODERN
 from tests.protocols.mcp.harness import text_of
 from tests.support.mcp_servers.asgi_server import running_app
 from tests.support.mcp_servers.everything import Everything, app, text
-from tests.support.processes import ServeProcess, running_server, wait_until
+from tests.support.processes import TIMEOUT_SECONDS, ServeProcess, running_server, wait_until
 
 SCRIPT = """
     const first = await tools.notes.note({ what: "first" });
@@ -216,3 +216,18 @@ async def test_script_continues_in_its_process_after_a_decision_at_another_serve
         for each in (other, server):
             assert await resume(each, run_id) == "true\n\n(3 tool calls)"
     assert len(home.notes.calls) == 3
+
+
+async def test_server_stops_while_a_script_waits_and_the_next_one_continues_it(home: Home) -> None:
+    with home.server() as stopped:
+        run_id = await start(stopped)
+        stopped.process.terminate()
+        assert stopped.process.wait(TIMEOUT_SECONDS) == 0
+    with home.server() as server:
+        assert httpx2.get(f"{server.url}/runs/{run_id}").json()["outcome"] == "suspended"
+        await resume(server, run_id)
+        approve(server, run_id)
+        assert await resume(server, run_id) == RESULT
+        wait_until(lambda: httpx2.get(f"{server.url}/runs/{run_id}").json().get("outcome") == "ok")
+        calls = httpx2.get(f"{server.url}/runs/{run_id}").json()["tool_calls"]
+        assert [call["tool"] for call in calls] == ["note", "buy", "note"]
