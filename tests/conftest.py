@@ -1,4 +1,4 @@
-"""Shared fixtures: one event loop and one sandbox for all tests that only run guest code in it."""
+"""Fixtures for all tests. Tests that only run guest code share one event loop and one sandbox."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ Run = Callable[..., Awaitable[hutch.Result]]
 
 pytest_plugins = ["tests.support.parallel"]
 
-# Handle SIGINT again: a shell starts background jobs with SIGINT ignored, and child processes would inherit
-# that.
+# Handle SIGINT again. A shell starts background jobs with SIGINT ignored, and child processes would inherit
+# this setting.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Switch garbage collection off while pytest imports and collects the tests: it would find nothing, and takes
-# a fifth of that time.
+# Switch garbage collection off while pytest imports and collects the tests. Garbage collections would find
+# nothing, and would take a fifth of that time.
 gc.disable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Runs the files of this folder and of deploy/ first, because some take long. If one of them ran last,
-    only one test process would still be busy.
+    """Runs the files of this folder and of deploy/ first, because some of these files take long. If a long
+    file ran last, only one test process would still be busy.
     """
     folder = Path(__file__).parent
     items.sort(key=lambda item: item.path.parent not in (folder, folder / "deploy"))
@@ -57,7 +57,9 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Replaces lone surrogates in logged text, because text with them cannot be sent to another process."""
+    """Replaces lone surrogates in logged text, because text with lone surrogates cannot be sent to another
+    process.
+    """
     report = yield
     report.sections = [(name, well_formed(text)) for name, text in report.sections]
     return report
@@ -120,8 +122,8 @@ def postgres() -> Iterator[databases.PostgresServer]:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def store_settings(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Settings]:
-    """Settings with their own home, and a database with empty tables. Tests that use this run on SQLite and
-    on PostgreSQL.
+    """Settings with their own home, and a database with empty tables. Tests that use this fixture run on
+    SQLite and on PostgreSQL.
     """
     home = tmp_path / "home"
     if request.param == "sqlite":

@@ -1,4 +1,6 @@
-"""Imports go down only, between packages, inside packages, and between protocols."""
+"""Layers of the code: packages and modules import only from lower layers, and protocols do not import each
+other.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src/hutch"
 
-# Layers of packages in "hutch", the lowest first. A package may import packages of its own and of lower
+# Layers of packages in "hutch", the lowest first. A package may import packages of its own layer and of lower
 # layers.
 LAYERS: Sequence[set[str]] = (
     {
@@ -40,8 +42,8 @@ LAYERS: Sequence[set[str]] = (
     {"__init__", "__main__", "cli"},
 )
 
-# Layers inside of packages, the lowest first. Modules that are not listed may import all modules of the
-# package, and may be imported by all.
+# Layers inside of packages, the lowest first. A module that is not listed may import all modules of its
+# package, and all modules of the package may import it.
 INNER_LAYERS: dict[str, Sequence[set[str]]] = {
     "egress": ({"addresses", "policy", "redaction", "resolver"}, {"client", "proxy"}),
     "sandbox": ({"deno_binary", "temp_dirs"}, {"jail"}, {"runner", "selftest"}, {"pool"}),
@@ -52,7 +54,7 @@ INNER_LAYERS: dict[str, Sequence[set[str]]] = {
     "protocols.toolscript": ({"checker", "jail_server"}, {"codegen", "gateway"}, {"execute"}),
 }
 
-# The other protocols that each protocol may import. Only flows and MCP tools run other protocols.
+# For each protocol, the other protocols that it may import. Only flows and MCP tools run other protocols.
 PROTOCOL_IMPORTS: dict[str, set[str]] = {
     "abilities": set(),
     "execbox": set(),
@@ -73,8 +75,8 @@ def modules(package: str = "") -> Iterator[tuple[str, Path]]:
 
 
 def runtime_imports(path: Path) -> frozenset[str]:
-    """Returns the modules of hutch that a module imports at run time: lazy imports count, imports for type
-    hints do not.
+    """Returns the modules of hutch that a module imports at run time. Lazy imports count. Imports for type
+    hints do not count.
     """
     first, lazy = all_imports(path)
     return first | lazy
@@ -83,7 +85,7 @@ def runtime_imports(path: Path) -> frozenset[str]:
 @functools.cache
 def all_imports(path: Path) -> tuple[frozenset[str], frozenset[str]]:
     """Returns two sets of modules of hutch: those that the module imports when it is loaded, and those that
-    its functions import lazily.
+    the module's functions import lazily.
     """
     first: set[str] = set()
     lazy: set[str] = set()
@@ -173,8 +175,8 @@ def test_no_folder_has_more_than_15_modules() -> None:
 
 
 def test_each_module_can_be_imported_first() -> None:
-    """Checks that imports have no cycles while modules are loaded, so that the order of imports does not
-    matter.
+    """Checks that the imports of modules while they are loaded have no cycles. So the order of imports does
+    not matter.
     """
     known = {module.removesuffix(".__init__"): path for module, path in modules()}
 

@@ -1,4 +1,6 @@
-"""The documentation site: its navigation, adapted pages, and pages that are generated from the code."""
+"""The documentation site: navigation, pages that are adapted from docs/, and pages that are generated from
+the code.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from hutch.settings import Settings
 
 @pytest.fixture(scope="module")
 def site() -> dict[str, str]:
-    """Every page of the site as Markdown."""
+    """Returns every page of the site as Markdown."""
     pages = {page: adapt(path.read_text(), path, page) for page, path in source_pages().items()}
     return pages | {page: build() for page, build in GENERATED.items()} | {EXAMPLES_PAGE: examples_page()}
 
@@ -95,7 +97,7 @@ def test_bar_in_code_of_a_table_needs_no_backslash() -> None:
     ],
 )
 def test_links_to_files_become_links_to_pages(link: str, expected: str) -> None:
-    # Adapt a page of docs/ as if it were one level deeper on the site, so that every link must change.
+    # Adapt a page of docs/ as if the page were one level deeper on the site. Then every link must change.
     assert adapt(f"[x]({link})", DOCS / "a.md", "how-to/a.md") == f"[x]({expected})\n"
 
 

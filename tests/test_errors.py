@@ -1,4 +1,4 @@
-"""Error messages about a HUTCH_HOME that cannot be used."""
+"""Error messages about a HUTCH_HOME that Hutch cannot use."""
 
 from __future__ import annotations
 

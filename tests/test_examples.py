@@ -23,7 +23,7 @@ EXAMPLES = ROOT / "examples"
 
 
 def run(script: Path, *arguments: str, cwd: Path) -> str:
-    """Returns the script's output, and checks that it prints nothing to stderr."""
+    """Returns the script's output. Checks that the script prints nothing to stderr."""
     done = subprocess.run(
         [sys.executable, str(script), *arguments],
         capture_output=True,

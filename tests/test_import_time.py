@@ -1,4 +1,4 @@
-"""Modules that `import hutch` and the commands load, and those that they load lazily."""
+"""Modules that `import hutch` and the commands load at once, and modules that are loaded lazily."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HEAVY = {
 
 
 def modules(code: str) -> set[str]:
-    """Returns the modules that a program has loaded at its end."""
+    """Returns the modules that are loaded when the program ends."""
     script = f"{code}\nimport sys; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
@@ -36,7 +36,7 @@ def modules(code: str) -> set[str]:
 
 
 def imported(code: str) -> set[str]:
-    """Returns the top-level packages that a program has loaded at its end."""
+    """Returns the top-level packages that are loaded when the program ends."""
     return {name.partition(".")[0] for name in modules(code)}
 
 
@@ -45,7 +45,9 @@ def test_import_loads_no_heavy_package() -> None:
 
 
 def test_import_is_fast() -> None:
-    """`make bench` measures the target of 0.15 s. The limit here allows for a busy machine."""
+    """The target is 0.15 s, which `make bench` measures. The limit here is higher, because the machine may be
+    busy.
+    """
     imported("import hutch")
     began = time.monotonic()
     imported("import hutch")

@@ -1,4 +1,4 @@
-"""Log lines, which texts from clients and guests cannot forge."""
+"""Log lines. Text from clients and guests cannot forge a log line."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ class Terminal(io.StringIO):
 
 
 def open_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """Replaces `sys.stderr` by a fake terminal. Not a fixture, because pytest replaces `sys.stderr` after the
-    fixtures.
+    """Replaces `sys.stderr` by a fake terminal. This function is not a fixture, because pytest replaces
+    `sys.stderr` after the fixtures.
     """
     monkeypatch.delenv("NO_COLOR", raising=False)
     terminal = Terminal()

@@ -8,7 +8,7 @@ from hutch.owner_shares import MAX_OWNERS, OwnerShares, OwnerTurns
 
 
 def take_all(shares: OwnerShares, owner: str) -> int:
-    """Takes as many places as the owner may have. Returns the number of places."""
+    """Takes as many places as the owner may have. Returns their number."""
     count = 0
     while shares.may_take(owner) and count < 100:
         shares.take(owner)

@@ -1,4 +1,4 @@
-"""Tests of `--processes`, with which `make test` runs the other tests."""
+"""Tests of pytest's option `--processes`, with which `make test` runs all tests."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ ROOT = Path(__file__).parent.parent
 PROGRAMS = Path(sys.executable).parent
 TIMEOUT_SECONDS = 120
 
-# Commands that begin with these words are not run, for the reason given here.
+# Commands that begin with one of these texts are not run. The value gives the reason.
 NOT_RUN = {
     "make ": "builds or tests all of this project; it is how this test was started",
     ". .venv/bin/activate": "the test has `hutch` on its PATH",
@@ -72,7 +72,7 @@ NOT_RUN = {
 }
 # An argument in capitals stands for a value that the reader chooses, and brackets for an optional argument.
 PLACEHOLDER = re.compile(r"(?<![$\w])[A-Z]{2,}(_[A-Z]+)?(?![\w=])|\[--")
-# Commands without effects. They are run only on the first page that has them.
+# Commands without effects. Each is run only on the first page that contains it.
 ONCE = {"hutch doctor"}
 
 TEMPLATES = """
@@ -95,7 +95,7 @@ SHOP = {
     "servers": [{"url": "https://api.shop.example"}],
     "paths": {"/orders": {"get": {"operationId": "listOrders", "responses": {"200": {"description": "OK"}}}}},
 }
-# Files that a page tells the reader to create, by page.
+# For each page, the files that the page tells the reader to create.
 FILES: dict[str, dict[str, str]] = {
     "README.md": {"report.ts": "const n: number = 2; return n"},
     "docs/abilities.md": {
@@ -110,9 +110,9 @@ FILES: dict[str, dict[str, str]] = {
         "my-tool/index.js": MY_TOOL,
     },
 }
-# Exit codes other than 0 that a page mentions, by the beginning of the command.
+# Exit codes other than 0 that a page mentions. The key is the beginning of the command.
 EXIT_CODES = {"hutch tool ./my-tool  ": 2}
-# Commands that create data which a page expects, by page.
+# For each page, commands that create data which the page expects.
 BEFORE = {"docs/how-to/rotate-keys.md": "hutch user add bo; hutch key add bo > old"}
 
 
@@ -154,8 +154,8 @@ def commands(snippet: Snippet) -> Iterator[str]:
             command = ""
 
 
-# Pages whose commands are only parsed. docs/cli.md lists all commands, and other pages have examples of each
-# that can be run. tests/cluster/test_scaling_page.py runs docs/scaling.md.
+# Pages whose commands are parsed but not run. docs/cli.md lists all commands, and other pages have examples
+# of them that can be run. tests/cluster/test_scaling_page.py runs docs/scaling.md.
 ONLY_PARSED = {"docs/cli.md", "docs/scaling.md"}
 
 
@@ -285,7 +285,7 @@ def test_commands_of_the_page_succeed(page: str, reader: Reader, tmp_path: Path)
     }
     if page == "docs/how-to/step-kinds.md":
         install_step_kind(page, tmp_path)
-        # Use the real `hutch`, because a forked process would not find the package.
+        # Use the real `hutch`, because a forked process would not find the installed package.
         environ |= {"PYTHONPATH": str(tmp_path / "packages"), "PATH": f"{PROGRAMS}:{os.environ['PATH']}"}
     lines = [
         BEFORE.get(page, ""),
@@ -315,7 +315,7 @@ def test_commands_of_the_page_succeed(page: str, reader: Reader, tmp_path: Path)
 
 
 def adapt(command: str, reader: Reader, folder: Path) -> str:
-    """Replaces the address of the server, and other values that every reader replaces by their own."""
+    """Replaces the address of the server, and other values that each reader has to replace."""
     address = reader.server.url.removeprefix("http://")
     command = re.sub(r"(localhost|127\.0\.0\.1):4111", address, command).replace("8099", str(reader.api_port))
     command = command.replace("curl ", "curl --silent --show-error --fail-with-body --noproxy '*' ")
@@ -345,7 +345,7 @@ def expected_output(page: str) -> list[str]:
 
 
 def install_step_kind(page: str, folder: Path) -> None:
-    """Installs the package of the page, as pip would."""
+    """Installs the package that the page describes, as pip would."""
     [code] = [each.text for each in snippets("python") if each.page == page]
     [project] = [each.text for each in snippets("toml") if each.page == page]
     [flow] = [each.text for each in snippets("yaml") if each.page == page]

@@ -56,9 +56,9 @@ def test_only_utf_8_is_accepted(text: bytes) -> None:
         (b'["\\"' + b"[" * 500 + b'"]', False),
         (b'["\\\\",' + b"[" * 500 + b"]" * 500 + b"]", True),
         (b'["\\\\\\"' + b"[" * 500 + b'"]', False),
-        (b'["a","' + b'{"a' * 300 + b'"]', True),  # malformed, but already too deep before the error
+        (b'["a","' + b'{"a' * 300 + b'"]', True),  # already too deep before the syntax error
         (b"[" * 200_000 + b"]" * 200_000, True),
-        (b"]" * 500 + b"[" * 500, False),  # malformed from its first byte, which the decoder reports
+        (b"]" * 500 + b"[" * 500, False),  # malformed from its first byte, so the decoder reports the error
     ],
 )
 def test_depth_is_determined_from_the_text_alone(line: bytes, deep: bool) -> None:
@@ -92,15 +92,14 @@ def test_values_outside_of_strings_are_counted(line: bytes, values: int) -> None
 @pytest.mark.parametrize("at", range(-4, 4))
 @pytest.mark.parametrize("escape", [b'\\"', b"\\\\", b'\\\\\\"'])
 def test_long_text_is_counted_in_slices_that_do_not_split_escapes(at: int, escape: bytes) -> None:
-    """The escape is near the end of the first slice, which has a size of one mebibyte."""
+    """The escape is near the end of the first slice, and a slice has one mebibyte."""
     text = b'["' + b"x" * (1024 * 1024 + at) + escape + b'[[,,",1,[[]]]'
     assert find_excess(text, 3, 5) is None
     assert find_excess(text, 3, 4) == "values"
     assert find_excess(text, 2, 5) == "depth"
 
 
-# Large texts are made by functions, because every test process collects these tests and would otherwise make
-# them, too.
+# Large texts are made by functions. Otherwise pytest would make all of them when it collects the tests.
 TEN_MB = 10_000_000
 
 

@@ -1,4 +1,4 @@
-"""Work that is awaited to its end even if the caller is cancelled, and work that starts immediately."""
+"""Work that is awaited to its end although the caller is cancelled, and work that starts immediately."""
 
 from __future__ import annotations
 

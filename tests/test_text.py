@@ -127,7 +127,7 @@ def test_long_names_and_long_lists_get_no_suggestion() -> None:
 
 
 def test_hostile_names_get_a_suggestion_in_time() -> None:
-    """difflib needs seconds for a thousand names that consist of the same letters."""
+    """For a thousand names that consist of the same letters, difflib needs seconds."""
     name = "ab" * 50
     candidates = ["ba" * (50 - number % 5) + "b" * (number % 3) for number in range(1_000)]
     began = time.process_time()
