@@ -259,7 +259,7 @@ async def test_client_reconnects_when_the_server_is_back() -> None:
         assert (await h.run("3")).result == 3
         second.process.kill()
         second.process.wait()
-    # The killed server is replaced before the client notices that its connection is lost.
+    # Start the third server before the client notices that the connection to the killed server is lost.
     with running_server("--port", port):
         assert (await h.run("4")).result == 4
         await h.close()
@@ -353,7 +353,7 @@ async def test_busy_server_raises_busy() -> None:
         has_started.set()
         await asyncio.Event().wait()
 
-    # Runs may wait in the queue for 3 s, so that a process has time to start.
+    # Runs may wait in the queue for 3 s. Otherwise a run could be refused before a process has started.
     with running_server(HUTCH_QUEUE_SECONDS="3", **one) as full:
         async with hutch.connect(full.execbox) as h:
             holding = asyncio.create_task(h.run("await tools.hold()", tools=[hold], timeout_ms=60_000))

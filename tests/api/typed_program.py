@@ -1,6 +1,7 @@
-"""Uses the Python API as a user's program does. Only mypy reads it: nothing runs it.
+"""Uses the Python API as a user's program does. The file is checked by mypy, and is never run.
 
-mypy reports an unused `type: ignore`, so each marked line must be an error with that code.
+mypy reports a `type: ignore` on a line without an error, so each marked line must be an error with the code
+in its mark.
 """
 
 from __future__ import annotations
