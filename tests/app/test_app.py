@@ -46,8 +46,8 @@ async def test_every_route_with_a_body_requires_json(tmp_path: Path, monkeypatch
                 assert answer.status_code == 403, f"pages of other sites can use {path}"
     finally:
         await app.close()
-    # Exceptions to status 415: the MCP SDK answers 400 at `/mcp`, routes for users check the key before the
-    # body, and a server without a key refuses changes of accounts.
+    # Not all routes answer a wrong content type with 415: the MCP SDK answers 400 at `/mcp`, routes for users
+    # check the key before the body, and a server without a key refuses changes of accounts.
     expected = {(path, kind): 401 for path, kind in statuses if path.startswith(("/my/", "/abilities/"))}
     expected |= {route: 403 for route in statuses if route[0].startswith(("/console/users", "/console/keys"))}
     expected |= {("/mcp", kind): 400 for kind in CONTENT_TYPES}

@@ -114,7 +114,7 @@ def operator(server: ServeProcess) -> Iterator[httpx2.Client]:
 
 @pytest.fixture(scope="module")
 def api(operator: httpx2.Client) -> OpenApiChecker:
-    """A checker with the document that the server sends to clients without a key."""
+    """A checker that uses the document which the server sends to clients without a key."""
     response = httpx2.get(f"{operator.base_url}/openapi.json")
     assert response.headers["content-type"] == "application/json"
     return OpenApiChecker(response.json())

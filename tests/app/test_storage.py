@@ -89,7 +89,7 @@ async def test_without_an_operator_key_other_protocols_are_open_and_users_are_kn
         assert (await server.call("GET", "/tools")).status_code == 200
         assert (await server.call("GET", "/tools", "whatever")).status_code == 200
         assert (await bo.get("/tools")).status_code == 200
-        # A user's key is never ignored, even where no key is required.
+        # The server checks the key of a user even for routes that need no key.
         assert (await server.call("GET", "/tools", "hk_" + "x" * 43)).status_code == 401
         assert (await bo.call("POST", "/execute-tool", json={})).status_code == 403
         assert (await server.call("GET", "/my/abilities")).status_code == 401
