@@ -15,7 +15,8 @@ import pytest
 
 from hutch.child_process.process import ChildProcess, find_program, read_available
 
-# Program that ignores SIGTERM, starts a child in another session, prints both process ids, and waits.
+# Program that ignores SIGTERM, starts a child in another session, prints the ids of both processes, and
+# waits.
 STUBBORN = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
