@@ -1,4 +1,4 @@
-"""Registry of test packages for the commands that install some."""
+"""Registry of test packages for the commands that install packages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def npm(environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
                 patch.delenv(name)
         patch.setenv("HOME", str(tmp_path_factory.mktemp("user")))
         patch.setenv("NPM_CONFIG_REGISTRY", served.url)
-        # The published packages have names of real packages, so they must not be installed in the home of
-        # other tests.
+        # The published packages have the names of real packages, so other tests must not find them installed
+        # in their home.
         patch.setenv("HUTCH_HOME", str(tmp_path_factory.mktemp("made-up")))
         yield served

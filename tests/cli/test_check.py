@@ -19,7 +19,7 @@ from hutch.cli.check import check
 from hutch.errors import HutchError, InvalidExecution
 
 KEY = "the-right-key"
-# The lines of the specification's sample report, the last of which is a failure.
+# The lines of the specification's sample report. The last line is a failure.
 SAMPLE = {
     "Core Requirements:": [
         "GET /health returns 200",
@@ -84,7 +84,7 @@ def test_all_lines_of_the_sample_report_are_there(
 ) -> None:
     executor.key = KEY
     executor.max_ms = 50
-    # Remove the limit from the response, because the sample report contains its absence as a failure.
+    # The sample report lists a missing limit as a failure, so remove the limit from the response.
     executor.fault = faults.capability("maxExecutionTimeMs", ...)
     assert check(executor.url, api_key=KEY, slow_tool=f"{SLOW_PACKAGE}@0.1.0#sleep") == 0
     report = capsys.readouterr().out
@@ -209,7 +209,7 @@ def test_loopback_is_reached_without_the_proxy(
 def test_proxy_of_the_environment_is_used(
     executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The fake executor accepts absolute URLs, so it serves as the proxy here."""
+    """The fake executor serves as the proxy, because it accepts absolute URLs."""
     monkeypatch.setenv("HTTP_PROXY", executor.url)
     check("http://executor.example")
     assert executor.requests[0].headers["host"] == "executor.example"

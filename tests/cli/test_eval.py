@@ -96,8 +96,8 @@ def test_code_that_looks_like_an_option_goes_after_two_dashes() -> None:
 
 
 def test_timeout_is_in_seconds() -> None:
-    # After a timeout, the runner finds the line that the code had reached. On a busy machine, this takes
-    # longer than the default grace period.
+    # After a timeout, the runner looks for the line that the code had reached. On a busy machine, this search
+    # takes longer than the default grace period.
     grace = {"HUTCH_CANCEL_GRACE_MS": "5000"}
     done = hutch("eval", "--timeout", "0.2", "console.log('on'); for (;;);", env=grace)
     assert (done.returncode, done.stdout) == (1, "")

@@ -66,7 +66,7 @@ def test_status_shows_every_server(env: str) -> None:
 
 
 def test_texts_of_servers_cannot_control_the_terminal(tmp_path: Path) -> None:
-    """Also checks error messages, because their text may come from a gateway."""
+    """Also checks error messages, because a gateway may have sent their text."""
     hostile = "\x1b]0;owned\x07 \u202etxt \x9b2J"
     shown = "\\u001b]0;owned\\u0007 \\u202etxt \\u009b2J"
     server = {"name": "a", "state": "failed", "tools": 0, "error": hostile}
@@ -104,7 +104,9 @@ def test_texts_of_servers_cannot_control_the_terminal(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def foreign_gateway(bodies: dict[str, bytes]) -> Iterator[str]:
-    """A gateway that answers other paths with 404, as the public implementation does."""
+    """A gateway that answers the paths in `bodies`, and all other paths with 404, as the public
+    implementation does.
+    """
 
     class Gateway(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -234,8 +236,8 @@ def test_search_without_tools_is_explained(tmp_path: Path) -> None:
     config = configure(tmp_path, {"gone": {"command": str(tmp_path / "gone")}})
     broken = hutch("tools", "search", "issue", env={"HUTCH_MCP_CONFIG": config}, cwd=tmp_path)
     assert (broken.returncode, broken.stdout) == (1, "")
-    # The command starts the servers itself and prints the reason in an earlier line, so it does not refer to
-    # a running gateway.
+    # Without a running gateway, the command starts the MCP servers. The message does not refer to a gateway,
+    # and an earlier line contains the reason of the failure.
     assert broken.stderr.endswith("that can be run\nhutch: none of the servers has any tools: gone\n")
     assert "other words" not in broken.stderr
 

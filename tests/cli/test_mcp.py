@@ -1,5 +1,5 @@
-"""Hints of `hutch mcp` and similar commands when they are started at a terminal, and a `hutch mcp` that
-another Hutch starts.
+"""Hints that `hutch mcp` and similar commands print when they are started at a terminal, and a `hutch mcp`
+that another Hutch starts.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ from tests.support.processes import (
 import hutch
 
 COMMAND = [*HUTCH, "runner"]
-# The specification allows one second until the exit. A busy machine may need more.
+# The specification allows one second until the exit. The limit here is higher, because the machine may be
+# busy.
 EXIT_SECONDS = 3.0
 
 

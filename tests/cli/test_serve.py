@@ -144,8 +144,8 @@ async def test_second_signal_stops_at_once_and_leaves_nothing(number: int) -> No
 
 @pytest.mark.parametrize("command", ['exec "$@"', 'trap : HUP; "$@"; exit'], ids=["server", "make"])
 def test_closed_terminal_ends_the_server_gracefully(command: str) -> None:
-    # Only the session leader of the terminal gets SIGHUP. It is the server itself, or a program like make,
-    # which does not pass the signal on.
+    # Only the session leader of the terminal gets SIGHUP. The session leader is either the server, or a
+    # program such as make that does not pass the signal on to the server.
     terminal, end = os.openpty()
     with subprocess.Popen(
         ["setsid", "--ctty", "sh", "-c", command, "sh", *HUTCH, "serve", "--port", "0"],
@@ -154,7 +154,7 @@ def test_closed_terminal_ends_the_server_gracefully(command: str) -> None:
         stderr=end,
         text=True,
         env={**os.environ, **NO_WARM_RUNNERS},
-        # If the tests were started with nohup, the server would ignore the signal.
+        # If the tests were started with nohup, the server would inherit that SIGHUP is ignored.
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     ) as process:
         os.close(end)
@@ -304,7 +304,7 @@ def test_unwritable_home_is_reported_and_the_server_still_runs(tmp_path: Path) -
 
 
 def test_idle_connections_do_not_use_up_the_file_descriptors() -> None:
-    """The server raises its soft limit to the hard limit and uses half of it for connections."""
+    """The server raises its soft limit to the hard limit, and uses half of the hard limit for connections."""
     command = ["bash", "-c", 'ulimit -Sn 64; ulimit -Hn 256; exec "$@"', "-", *HUTCH, "serve", "--port", "0"]
     env = {**os.environ, **NO_WARM_RUNNERS}
     pipe = subprocess.PIPE

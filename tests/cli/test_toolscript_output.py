@@ -1,4 +1,4 @@
-"""Limit on the output that `hutch exec --json` holds in memory."""
+"""Limit on how much output `hutch exec --json` holds in memory."""
 
 from __future__ import annotations
 

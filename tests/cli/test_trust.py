@@ -370,7 +370,7 @@ def test_folder_without_such_files_cannot_be_trusted(run: Run, checkout: Path) -
 
 
 def test_copy_and_link_in_another_folder_are_not_trusted(run: Run, checkout: Path, tmp_path: Path) -> None:
-    """A relative command such as `./server` names another program in another folder."""
+    """A relative command such as `./server` names a different program in each folder."""
     mark = tmp_path / "mark"
     file = write_servers(checkout, one={"command": "./server"})
     run("trust", "--yes")
@@ -426,7 +426,7 @@ def test_own_servers_run_no_code_of_the_current_directory(
 
 
 def test_settings_of_a_project_do_not_hide_those_of_the_user(run: Run, checkout: Path, home: Path) -> None:
-    """The user's hutch.toml still applies in a folder that has its own."""
+    """In a folder with its own hutch.toml, the user's hutch.toml still applies."""
     home.mkdir(mode=0o700)
     (home / "hutch.toml").write_text("max_log_chars = 3\nmax_log_lines = 1\n")
     (checkout / "hutch.toml").write_text("max_log_lines = 2\n")

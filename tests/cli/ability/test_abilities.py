@@ -29,7 +29,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def bo(home: Path, request: pytest.FixtureRequest) -> str:
-    """Adds a user with a name of this test, and returns the name."""
+    """Adds a user whose name no other test uses, and returns the name."""
     name = f"bo-{abs(hash(request.node.nodeid))}"
     assert hutch("user", "add", name).returncode == 0
     return name

@@ -13,8 +13,8 @@ from tests.support.processes import hutch
 
 
 class EchoApi(ThreadedHttpServer):
-    """API on loopback. It serves `documents` by their path, and answers all other requests with a copy of the
-    request.
+    """API on loopback. Serves each of `documents` at its path, and answers all other requests with a copy of
+    the request.
     """
 
     def __init__(self) -> None:

@@ -31,7 +31,8 @@ def needs(imported: ImportedAbility) -> list[tuple[str, str]]:
         (f"-G -d api_key={SECRET} -d page=1", [("a.example::api_key", "query")]),
         (f"-d user=bo -d password={SECRET}", [("a.example::password", "body")]),
         (f'--json \'{{"token": "{SECRET}", "a": [1]}}\'', [("a.example::token", "body")]),
-        # Without a Content-Type, curl sends a form whose field has the whole JSON as its name.
+        # Without a Content-Type, curl sends the JSON as a form, in which the whole JSON is the name of a
+        # field.
         (f'-d \'{{"password": "{SECRET}"}}\'', [("a.example::password", "body")]),
         ("-H 'X-Other: abcdefghij0123456789klmnop'", [("a.example::X-Other", "header")]),
         ("-sSL --compressed -H 'Accept: text/html'", []),

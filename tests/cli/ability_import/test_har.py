@@ -67,7 +67,7 @@ def test_requests_with_the_same_path_become_one_ability() -> None:
     assert listed["ability_id"] == "a_example_get_users_users_id_posts"
     assert listed["input_schema"]["required"] == ["users_id"]
     assert listed["static_headers"] == {"accept": "application/json"}
-    # The page differs between the requests, so it has no default.
+    # The recorded requests have different values of `page`, so `page` has no default.
     assert 'url.searchParams.set("sort", payload["sort"] ?? "new");' in listed["wrapper_code"]
     assert 'if (payload["page"] !== undefined)' in listed["wrapper_code"]
     assert {**created["input_schema"]["properties"]} == {

@@ -1,4 +1,4 @@
-"""Conversion of OpenAPI documents to abilities, which really run against an API."""
+"""Conversion of OpenAPI documents to abilities. The tests run these abilities against an API."""
 
 from __future__ import annotations
 
@@ -421,15 +421,17 @@ def test_download_that_does_not_end_is_refused(hostile_site: str, monkeypatch: p
     monkeypatch.setattr(openapi_document, "MAX_DOCUMENT_BYTES", 100)
     with pytest.raises(InvalidInput, match="at most"):
         load_document(f"{hostile_site}/huge")
-    # The site sends headers without end. Each byte arrives in time, so only the limit on the whole download
-    # ends it.
+    # The site sends headers without end, and each byte arrives in time. Only the limit on the duration of the
+    # whole download can end the download.
     monkeypatch.setattr(openapi_document, "MAX_DOWNLOAD_SECONDS", 0.3)
     with pytest.raises(InvalidInput, match=r"took longer than 0\.3 s"):
         load_document(f"{hostile_site}/slow")
 
 
 def test_long_references_are_not_followed() -> None:
-    """Following the reference of one of the 20 000 path items would take a tenth of a second."""
+    """Each of the 20 000 path items has the same long reference. Following the reference once would take a
+    tenth of a second.
+    """
     far = {"$ref": "#/" + "a/" * 1_000_000}
     paths: dict[str, Any] = {f"/p{number}": {"$ref": "#/far"} for number in range(20_000)}
     document = OpenApiDocument({"openapi": "3.0.0", "far": far, "paths": paths})

@@ -115,7 +115,7 @@ def test_keys_are_revoked_and_removed_by_id(command: Command, bo: str) -> None:
         gone = command("key", verb, key_id)
         assert (gone.returncode, gone.stdout) == (2, "")
         assert f"there is no {key_id!r}" in gone.stderr
-    # A secret key that is given instead of its id is not repeated in the message.
+    # The user passes the secret key instead of the key's id. The message must not repeat the secret.
     given = command("key", "revoke", secret)
     assert (given.returncode, given.stdout) == (2, "")
     assert secret not in given.stderr

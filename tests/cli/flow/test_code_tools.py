@@ -1,4 +1,4 @@
-"""`code.run` steps that call tools: a killed runtime continues inside of the step."""
+"""`code.run` steps that call tools. After the runtime is killed, a resumed run continues inside the step."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class FlowHome:
         self._file = folder / "flow.json"
 
     def start(self, step: dict[str, Any], run_id: str) -> subprocess.Popen[bytes]:
-        """Starts a run of a flow with one step. Its runtime is a real process, because tests kill it."""
+        """Starts a run of a flow with one step. The runtime is a real process, which a test can kill."""
         self._file.write_text(json.dumps(flow([step])))
         env = {**self.env, **REAL_RUNTIMES}
         command = ["flow", "run", str(self._file), "--run-id", run_id]

@@ -125,7 +125,9 @@ def test_failed_step_is_exit_1() -> None:
     ],
 )
 def test_invalid_flow_is_exit_2_before_any_process_starts(broken: Any, message: str) -> None:
-    """The runtime is a program that creates a file, so the missing file shows that it was not started."""
+    """The executor is a program that creates the file `started`. If the file is missing, the program was not
+    started.
+    """
     Path("trace.py").write_text("open('started', 'w')")
     done = run(broken, "--executor", "trace.py")
     assert (done.returncode, done.stdout) == (2, "")
@@ -183,7 +185,7 @@ def test_unsupported_kind_is_exit_3_and_the_cache_can_be_cleared(home: Path) -> 
 
 
 def test_flow_rejected_by_the_runtime_is_exit_3() -> None:
-    """The flow is valid for the command, because only the runtime checks the parameters of steps."""
+    """The command accepts the flow, because only the runtime checks the parameters of steps."""
     done = run(document([step("a", "wait", {"hours": 1})]))
     assert done.returncode == 3
     assert "hutch: graph.nodes[0].with" in done.stderr

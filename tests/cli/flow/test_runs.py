@@ -42,7 +42,7 @@ class FlowHome:
         return hutch("flow", *arguments, env=self.env)
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """Starts a command with real runtime processes, because tests kill them."""
+        """Starts a command. Runtimes are real processes, so that tests can kill them."""
         env = {**self.env, **REAL_RUNTIMES}
         return start_hutch(["flow", *arguments], env=env, stdin=subprocess.DEVNULL)
 
@@ -120,7 +120,7 @@ def test_failed_run_is_resumed_from_the_step_that_failed(home: FlowHome, upstrea
     assert re.search("held: GET .*/held was answered with 500", listed)
     shown = hutch("runs", "show", "r", env=home.env).stdout
     assert ("held: " in shown, "state          failed" in shown, "status" in shown) == (True, True, False)
-    # `flow run` with the same id does not begin a new run, so finished steps are not requested again.
+    # `flow run` with the id of an existing run starts nothing, so finished steps are not requested again.
     assert home.run("run", str(home.file), "--run-id", "r").returncode == 1
     assert upstream.request_counts == {"/a": 1, "/b": 1, "/held": 1}
     resumed = home.run("resume", "r", "--json")
@@ -281,7 +281,8 @@ def test_resumed_run_uses_the_options_of_the_original_run(
     nodes = [node("sub", "flow.run", flow="inner.json"), node("bad", "http.get", **upstream.step("bad"))]
     home.file.write_text(json.dumps(flow(nodes, [edge("sub", "bad")])))
     upstream.fail("/bad", 1)
-    # Egress is allowed only by the options of `flow run`, which `flow resume` has to reuse.
+    # `flow resume` has to use the options of the `flow run` that started the run, because only these options
+    # allow egress.
     home.env["HUTCH_EGRESS_ALLOW"] = ""
     allow = ("--egress-allow", upstream.address)
     assert home.run("run", str(home.file), "--run-id", "r", *allow).returncode == 1
@@ -338,7 +339,7 @@ def test_killed_run_leaves_no_plaintext_and_is_resumed_after_a_rotation(
         process.kill()
         process.wait(TIMEOUT_SECONDS)
     assert (folder / "master.key").stat().st_mode & 0o777 == 0o600
-    # The secret must not be in SQLite's write-ahead log either. The log exists as long as the runtime has the
+    # The secret must not be in SQLite's write-ahead log either. The log file exists while the runtime has the
     # database open.
     assert b"S3CRET" not in (folder / "hutch.db").read_bytes()
     with contextlib.suppress(FileNotFoundError):

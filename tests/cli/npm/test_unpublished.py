@@ -192,7 +192,7 @@ def test_watch_runs_again_after_each_change_and_ends_with_ctrl_c(folder: Path) -
             assert "hutch: ok at " in first
             index.write_text(ENDLESS)
             lines_until(process, "endless")
-            # A change of the file ends the run in progress, which would otherwise never end.
+            # The run in progress would never end by itself. A change of the file ends it.
             index.write_text(MODULE.replace("${name}", "<${name}>"))
             assert ' <Bo>"\n' in lines_until(process, status)
             manifest.write_text("{")

@@ -39,8 +39,8 @@ DONE = flow([node("w", "wait", seconds=0)])
 
 @pytest.fixture(scope="module")
 def runtime() -> Iterator[StdioRuntime]:
-    """One runtime for many tests, none of which may break it. After the last test, checks that the runtime
-    printed nothing but responses.
+    """One runtime for many tests, which must not stop the runtime. After the last test, checks that the
+    runtime printed only responses.
     """
     with running_runtime() as one:
         yield one
@@ -77,7 +77,9 @@ def test_capabilities_are_answered_without_heavy_imports() -> None:
 
 
 def test_capabilities_are_answered_quickly() -> None:
-    """`make bench` measures the target of 0.15 s. The limit here allows for a busy machine."""
+    """The target is 0.15 s, which `make bench` measures. The limit here is higher, because the machine may be
+    busy.
+    """
     with running_runtime() as one:
         one.result("Capabilities")
     began = time.monotonic()
@@ -435,8 +437,8 @@ def test_killed_orchestrator_leaves_no_runtime_and_no_guest() -> None:
             with Traces(pid) as traces:
                 return traces.processes
 
-        # Each engine has bubblewrap, its child and Deno, so at least four processes mean that both have
-        # started.
+        # Two engines are started, each with three processes: bubblewrap, its child and Deno. If there are at
+        # least four processes, both engines have started.
         wait_until(lambda: guests() >= 4)
         with Traces(pid) as traces:
             os.kill(process.pid, signal.SIGKILL)

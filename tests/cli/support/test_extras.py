@@ -1,4 +1,4 @@
-"""Error messages of commands that need packages of an extra which is not installed."""
+"""Error messages of commands that need an extra which is not installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of trusted folders: its file, and damage to it."""
+"""The file with the list of trusted folders, also if the file is damaged."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_file_that_others_can_write_trusts_nothing(store: TrustStore, tmp_path: 
 
 
 def test_file_of_a_folder_that_was_not_there_is_not_trusted(store: TrustStore, tmp_path: Path) -> None:
-    """The user trusted only the files that existed and were shown."""
+    """When the user trusted the folder, it did not contain this file, so the user has not seen the file."""
     add(store, tmp_path)
     settings = ConfigText(tmp_path / "hutch.toml", b"timeout_ms = 1\n")
     assert not check(tmp_path, "hutch.toml", settings, store.file.parent)
