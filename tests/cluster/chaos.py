@@ -1,7 +1,7 @@
 """Kills the machines of a cluster at random under mixed load: `python -m tests.cluster.chaos --seconds 120`.
 
-Two servers with one PostgreSQL, three workers, one NATS server. Every few seconds one of them is killed and
-started again. Afterwards:
+There are two servers with one PostgreSQL, three workers and one NATS server. Every few seconds, one of these
+processes is killed and started again. Afterwards:
 
 - every accepted asynchronous run has ended with the right result;
 - no tool was called twice for the same key;
@@ -130,7 +130,7 @@ class PostgresNode:
 
     def kill(self) -> None:
         # On SIGQUIT, PostgreSQL ends all of its processes at once and without a checkpoint. After SIGKILL,
-        # some of them could still exist when the server starts again.
+        # some of the processes could still exist when the server starts again.
         self._server.stop(signal.SIGQUIT)
 
 
@@ -207,7 +207,9 @@ class Chaos:
                     await asyncio.sleep(0.1)
 
     async def _kill(self, until: float) -> None:
-        """Kills one node after another, in a random order in which every kind of node occurs."""
+        """Kills and restarts nodes in random order. In each round, every kind of node is killed at least
+        once.
+        """
         kinds: list[str] = []
         while time.monotonic() < until:
             await asyncio.sleep(self.random.uniform(0.5, 2.0))
@@ -355,12 +357,14 @@ class Chaos:
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of processes whose parent was killed, so that they can be found."""
+    """Makes this process the parent of processes whose parent was killed. Otherwise `remaining` would not
+    find them.
+    """
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def remaining(before: set[int], seconds: float = 15.0) -> list[str]:
-    """Returns the processes that are left after some time."""
+    """Returns the processes that still exist after a grace period."""
     deadline = time.monotonic() + seconds
     while True:
         with contextlib.suppress(ChildProcessError):

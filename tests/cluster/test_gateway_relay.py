@@ -1,4 +1,4 @@
-"""Requests of scripts on a worker to the gateway of their front."""
+"""Requests that scripts on a worker send to the gateway of their front."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ def gateway(link: bytes, revision: str = "r") -> RelayedGateway:
 
 
 def test_runners_are_kept_for_the_same_link_only() -> None:
-    """A script in a process whose gateway uses a lost link could not reach the front."""
+    """The gateway of a runner is bound to one link. If that link is lost, scripts in the runner can no longer
+    reach the front.
+    """
     profiles = {gateway(b"1"): "kept"}
     assert profiles.get(gateway(b"1")) == "kept"
     assert profiles.get(gateway(b"2")) is None

@@ -20,7 +20,7 @@ Packets = Callable[[bytes], list[bytes]]
 
 
 class Pair:
-    """Both ends of a link, with a transport between them that the test controls."""
+    """Both ends of a link. The test controls the transport between the ends."""
 
     def __init__(self, max_payload: int = 65_536) -> None:
         front, worker, id = NodeKey(), NodeKey(), os.urandom(16)
@@ -115,7 +115,9 @@ async def test_changed_and_foreign_packets_are_dropped() -> None:
 
 
 async def test_forged_numbers_cause_no_answer() -> None:
-    """The id of a link is not secret, so every client that may publish on NATS can send packets with it."""
+    """Every client that may publish on NATS can send packets with the id of a link, because the id is not
+    secret.
+    """
     pair = Pair()
     pair.front.send(1, 1, b"authentic")
     assert await pair.front.flushed(10)
@@ -125,8 +127,8 @@ async def test_forged_numbers_cause_no_answer() -> None:
     for number in (0, 1, 2, 2**64 - 1):
         pair.worker.receive(packet[:17] + number.to_bytes(8) + os.urandom(40))
     assert answers == []
-    # An authentic packet that is repeated gets an answer, because the acknowledgement of the first one may
-    # have been lost.
+    # A repeated authentic packet gets an answer, because the acknowledgement of the first packet may have
+    # been lost.
     pair.worker.receive(packet)
     assert len(answers) == 1
     pair.close()

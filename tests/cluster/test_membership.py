@@ -89,8 +89,8 @@ async def known(front: FrontApp, *names: str) -> None:
 
 
 async def test_executions_of_a_killed_worker(nats: NatsServer, tmp_path: Path, first: WorkerProcess) -> None:
-    """Executions that have not called a tool begin again on another worker. The others end as interrupted,
-    and their results list their calls.
+    """Executions that have not called a tool begin again on another worker. Executions that have called a
+    tool end as interrupted, and their results list the calls.
     """
     held = HeldTool()
     async with AsyncExitStack() as stack:
@@ -228,8 +228,8 @@ async def test_draining_worker_hands_over_what_waits_and_finishes_the_rest(
 async def test_stopped_worker_cannot_interfere_when_it_continues(
     nats: NatsServer, tmp_path: Path, first: WorkerProcess
 ) -> None:
-    """The worker's execution has begun again on another worker. The front drops what the stopped worker still
-    sends for that execution.
+    """The worker's execution has begun again on another worker. Afterwards, the front drops all messages that
+    the stopped worker sends for this execution.
     """
     calls: list[str] = []
 
@@ -276,7 +276,7 @@ async def test_worker_of_another_version_is_refused_with_a_message(
             with pytest.raises(Busy, match="No worker is connected"):
                 await front.run("1 + 1")
             assert "the worker old gets no work: it has version 9.0.0" in caplog.text
-            # The worker itself also refuses a front that has another version.
+            # The worker refuses a front of another version, too.
             assert front.app.front is not None
             for known_worker in front.app.front.membership.workers.values():
                 known_worker.problem = None

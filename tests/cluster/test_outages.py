@@ -81,7 +81,8 @@ def test_server_is_not_ready_while_nats_or_postgres_is_away(tmp_path: Path) -> N
             postgres.stop()
             wait_until(lambda: problems() == {"store"})
             assert accept().status_code == 503
-            # Without a key, executions belong to the operator, for whom the database is not needed.
+            # Without a key, executions belong to the operator. Executions of the operator do not need the
+            # database.
             assert client.post("/run", json={"code": "1 + 1"}).json()["result"] == 2
             postgres.start()
             wait_until(lambda: problems() == set())

@@ -1,4 +1,4 @@
-"""Which worker an execution gets, and how executions wait for a place."""
+"""The choice of a worker for an execution, and executions that wait for a place."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ from hutch.settings import Settings
 
 
 class RecordingLink:
-    """Fake link to a worker that counts the executions sent to it, because placement is tested without real
-    workers.
-    """
+    """Fake link to a worker, which counts the executions that are sent to the worker."""
 
     def __init__(self) -> None:
         self.is_closed = False
@@ -209,7 +207,7 @@ async def test_cancelled_execution_gives_its_place_back() -> None:
     waiting = asyncio.ensure_future(take(cluster))
     await asyncio.sleep(0)
     placed.release(runner, owner="bo")
-    # Cancel the task after it was given the place, but before it runs.
+    # Cancel the task after the place was given to it and before the task runs.
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     assert cluster.wanted()["quickjs"] == 0

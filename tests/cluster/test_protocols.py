@@ -1,4 +1,4 @@
-"""npm tools, toolscripts and the protocols of a server through its cluster."""
+"""npm tools, toolscripts and other protocols on a server that runs guests in a cluster."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ async def test_worker_installs_a_package_and_runs_its_tool(front: FrontApp) -> N
 
 
 async def test_egress_policy_of_the_worker_applies(front: FrontApp) -> None:
-    """The tool can reach the registry, because the worker's policy allows that, although the front's policy
-    allows nothing.
+    """The worker's policy allows the registry, and the front's policy allows nothing. So the tool can reach
+    the registry.
     """
     outcome = await call(front, "fetches 1.0.0")
     assert outcome.output_json == b"200"

@@ -1,4 +1,4 @@
-"""Follows docs/scaling.md literally: from one machine to three, each with a home of its own."""
+"""Follows docs/scaling.md literally, from one machine to three. Each machine has its own home."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def blocks() -> list[str]:
 
 
 class Machine:
-    """One of the machines: runs shell commands with its own home. Processes that a command starts in the
-    background end with the test.
+    """A machine: runs shell commands with its own home. Processes that a command starts in the background end
+    with the test.
     """
 
     def __init__(self, home: Path, environ: dict[str, str], ports: dict[str, int]) -> None:
@@ -36,7 +36,9 @@ class Machine:
         self._processes: list[subprocess.Popen[str]] = []
 
     def run(self, commands: str) -> str:
-        """Runs commands of the page, with other ports. Returns their output."""
+        """Runs commands of the page, with other ports than on the page. Returns the output of the
+        commands.
+        """
         for shown, port in self._ports.items():
             commands = commands.replace(shown, str(port))
         background = re.search(r"&$", commands.strip(), re.M) is not None
