@@ -73,8 +73,8 @@ async def test_faulty_runtime_fails(
     monkeypatch: pytest.MonkeyPatch, fault: str, name: str, reason: str
 ) -> None:
     monkeypatch.setattr(runs, "EXIT_SECONDS", 0.5)
-    # Use the short limit only for runtimes that never answer or never end. A busy machine may need longer for
-    # the others.
+    # Use the short limit only for runtimes that never answer or never end. On a busy machine, all other
+    # runtimes may need longer.
     target = RuntimeTarget(faulty(fault), seconds=3 if "3 s" in reason else 30)
     target.capabilities = {"step_kinds": ["code.run", "wait", "dsl.emit"]}
     try:

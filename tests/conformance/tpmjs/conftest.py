@@ -1,5 +1,5 @@
-"""Fixtures: one fake executor for each test module, which complies with the whole protocol again before each
-test.
+"""Fixtures: one fake executor for each test module. Before each test, the executor is reset so that it
+complies with the whole protocol.
 """
 
 from __future__ import annotations

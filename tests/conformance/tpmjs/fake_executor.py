@@ -1,4 +1,6 @@
-"""A small TPMJS executor that complies with everything and executes nothing; faults change its responses."""
+"""A small TPMJS executor that complies with the whole protocol but executes no tools. Faults change its
+responses.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ CORS = {
 }
 PACKAGE = "@tpmjs/tools-template-render"
 TOOL = "templateRenderTool"
-# A package with a tool that never ends (`sleep`) and one that ends at once (`wake`).
+# A package with the tool `sleep`, which never ends, and the tool `wake`, which ends at once.
 SLOW_PACKAGE = "slow"
 CODES_1_1 = {
     "INVALID_REQUEST": ("request", "INVALID_REQUEST"),
@@ -104,7 +106,8 @@ class FakeExecutor:
         try:
             self.fault(request, reply)
         except Exception as error:
-            # A fault function that raises is a mistake in the test, which the fixture reports at the end.
+            # If a fault function raises, the test has a mistake. The fixture reports the exception at the
+            # end.
             self.errors.append(error)
         # Wait until the client disconnects.
         while reply.hangs and (await receive())["type"] != "http.disconnect":
@@ -265,8 +268,8 @@ def running() -> Iterator[FakeExecutor]:
 
 @contextlib.contextmanager
 def answering(response: bytes | None, *, reset: bool = False) -> Iterator[str]:
-    """Sends these bytes to every client and closes the connection, or sends nothing if `response` is None.
-    Yields the address.
+    """Sends `response` to every client and closes the connection. Sends nothing if `response` is None. Yields
+    the address.
 
     With `reset`, closes the connection while the client is still sending.
     """

@@ -8,8 +8,8 @@ from tests.conformance.tpmjs.fake_executor import FakeReply, Fault, ReceivedRequ
 
 
 def at(where: str, **changes: Any) -> Fault:
-    """Changes fields of responses to a request such as `GET /health`, or their status (`http`). The value
-    `...` removes a field.
+    """Changes fields of the responses to a request such as `GET /health`. `http` changes the status. The
+    value `...` removes a field.
     """
 
     def fault(request: ReceivedRequest, reply: FakeReply) -> None:
@@ -52,9 +52,7 @@ def capability(name: str, value: Any) -> Fault:
 
 
 def accepts(invalid: Any) -> Fault:
-    """Answers invalid execution requests, which have this body or these fields, with success instead of
-    refusing them.
-    """
+    """Answers execution requests that have this invalid body, or these invalid fields, with success."""
 
     def fault(request: ReceivedRequest, reply: FakeReply) -> None:
         matches = request.has(**invalid) if isinstance(invalid, dict) else request.body == invalid
@@ -65,7 +63,7 @@ def accepts(invalid: Any) -> Fault:
 
 
 def for_code(code: str, /, **changes: Any) -> Fault:
-    """Changes the code, message or status of errors with this code."""
+    """Changes the code, the message or the status of errors that have this code."""
 
     def fault(request: ReceivedRequest, reply: FakeReply) -> None:
         error = reply.body.get("error") if isinstance(reply.body, dict) else None

@@ -14,7 +14,7 @@ from hutch.conformance.tpmjs.target import Timeouts
 
 @pytest.fixture(autouse=True)
 def small_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the load checks short. test_timing.py tests them."""
+    """Makes the load checks short, because the tests in this file do not concern load."""
     monkeypatch.setattr(target, "MIN_HEALTH_REQUESTS", 1)
     monkeypatch.setattr(target, "LOAD_ROUNDS", 1)
 

@@ -16,7 +16,7 @@ MISSING = "the executor reports no healthCheck of the tool"
 
 
 def executions(executor: FakeExecutor) -> list[dict[str, Any]]:
-    """Returns the bodies of executions that belong to a health check: they have an empty env."""
+    """Returns the bodies of the executions of a health check, which have an empty env."""
     return [
         request.body
         for request in executor.requests
@@ -48,7 +48,8 @@ async def test_cleanup_gets_literal_and_mapped_parameters(executor: FakeExecutor
     step = {"tool": "deleteThing", "params": {"force": True}, "mapping": {"id": "rendered", "x": "no.where"}}
     executor.health_check = {"testParams": {"template": "thing 7"}, "cleanup": [step]}
     found = await finding(executor, NAME)
-    # The cleanup fails because the fake executor has no tool `deleteThing`. This does not change the verdict.
+    # The cleanup fails, because the fake executor has no tool `deleteThing`. The failed cleanup does not
+    # change the verdict.
     assert (found.outcome, found.detail) == ("passed", "called with success; cleanup failed: deleteThing")
     _, cleanup = executions(executor)
     assert (cleanup["name"], cleanup["params"]) == ("deleteThing", {"force": True, "id": "thing 7"})

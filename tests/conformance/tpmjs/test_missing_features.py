@@ -85,7 +85,9 @@ async def test_authentication_is_half_tested_without_the_key(executor: FakeExecu
 
 
 async def test_protected_health_and_info_are_requested_with_the_key(executor: FakeExecutor) -> None:
-    """The specification's text allows protected routes, its test suite does not."""
+    """The specification's text allows `/health` and `/info` to require a key. The specification's test suite
+    does not.
+    """
 
     def fault(request: ReceivedRequest, reply: FakeReply) -> None:
         if request.method == "GET" and "authorization" not in request.headers:

@@ -29,7 +29,8 @@ async def test_health_must_answer_in_time_while_executions_run(
     executor.fault = fault
     found = await finding(executor, UNDER_LOAD)
     assert (found.outcome, found.detail.startswith("p99 of ")) == ("failed", True)
-    # One valid request before the load, and the requests of the load, but no second attempt.
+    # The executor got one valid request before the load and the requests of the load. The load was not
+    # repeated.
     assert (
         sum(request.is_execution for request in executor.requests)
         == 1 + target.LOAD_CLIENTS * target.LOAD_ROUNDS
