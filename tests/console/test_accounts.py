@@ -1,4 +1,4 @@
-"""Users, keys and credentials over the console's routes."""
+"""The console's routes for users, keys and credentials."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Error, Page, ViewportSi
 from tests.support.processes import ServeProcess, running_server
 
 WEB = Path(__file__).parents[3] / "src/hutch/console/web"
-# Long, because the machine may be slow. Tests that pass do not wait for it.
+# A long timeout, because the machine may be slow. Only a failing test waits for the whole timeout.
 TIMEOUT_MS = 20_000
 VIEWPORT: ViewportSize = {"width": 1280, "height": 800}
 expect.set_options(timeout=TIMEOUT_MS)
@@ -28,8 +28,8 @@ def browser() -> Iterator[Browser]:
     # Each module has its own browser: until the `with` block ends, Playwright's event loop occupies this
     # thread, and asynchronous tests of other modules could not run.
     with sync_playwright() as playwright:
-        # Chromium refuses to run its own sandbox as root. It is not needed, because the browser only opens
-        # pages of this machine.
+        # Chromium refuses to run its own sandbox as root. The browser does not need the sandbox, because it
+        # only opens pages of this machine.
         arguments = ["--no-sandbox"] if os.getuid() == 0 else []
         browser = playwright.chromium.launch(executable_path=program, args=arguments)
         yield browser
@@ -50,8 +50,8 @@ def server(home: str) -> Iterator[ServeProcess]:
 
 @pytest.fixture(scope="module")
 def shared_page(browser: Browser) -> Iterator[Page]:
-    """A page that all tests of a module use, one after the other. A new page for each test would take a
-    second or two of CPU time, because Chromium starts a process for it and compiles the scripts again.
+    """A page that all tests of a module use, one after the other. For a new page, Chromium would start a
+    process and compile the scripts again, which takes a second or two of CPU time.
     """
     context = browser.new_context(viewport=VIEWPORT)
     context.set_default_timeout(TIMEOUT_MS)
@@ -99,7 +99,7 @@ def open_page(page: Page) -> OpenPage:
 
 @pytest.fixture(scope="session")
 def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The script of axe-core, which finds problems for people with assistive technology."""
+    """The script of axe-core, which finds accessibility problems."""
     out = tmp_path_factory.mktemp("axe") / "axe.js"
     options = ["--quiet", "--platform=browser", "-o", str(out)]
     command = [deno.find_deno_bin(), "bundle", *options, "tests/axe.ts"]

@@ -1,4 +1,6 @@
-"""Approvals: waiting tool calls beside the code that makes them, waiting steps of flows, and their forms."""
+"""Approvals in the console: pending tool calls, which are shown beside their code, pending steps of flows,
+and the forms for both.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +43,13 @@ def test_call_that_waits_longer_than_the_time_limit_is_allowed_beside_its_code(
     expect(approval).to_contain_text("shop.order")
     expect(approval).to_contain_text('"count": 4')
     expect(page.get_by_role("link", name="Approvals")).to_contain_text("1")
-    page.wait_for_timeout(3_100)  # wait longer than the time limit of the run
+    page.wait_for_timeout(3_100)  # wait longer than the run's time limit
     approval.get_by_role("button", name="Allow").click()
     expect(page.get_by_text("80", exact=True)).to_be_visible()
     page.get_by_role("link", name="Timeline").click()
     expect(page.get_by_role("button", name=re.compile("^order"))).to_be_visible()
     expect(page.get_by_role("alert")).to_have_count(0)
-    # "Run again" works, because the run uses tools of the server.
+    # "Run again" is available, because the run used only tools of the server.
     page.get_by_role("button", name="Run again").click()
     expect(approval).to_contain_text("shop.order")
     approval.get_by_role("button", name="Deny").click()

@@ -64,8 +64,8 @@ def test_draft_survives_the_end_of_the_session(guarded: ServeProcess, open_page:
     page.keyboard.press("Control+a")
     page.keyboard.type("return 'unsaved work'")
     page.context.clear_cookies()
-    # Use the keyboard, because the sign-in form may already cover the button: the type check of the code also
-    # needs the session.
+    # Start the code with the keyboard. The type check, which needs a session, too, may already have opened
+    # the sign-in form, and the form covers the button.
     page.keyboard.press("Control+Enter")
     expect(page.get_by_role("form", name="Sign in")).to_be_visible()
     page.get_by_label("API key").fill(KEY)

@@ -1,4 +1,4 @@
-"""Every view opens, fits a phone, and has no serious problem for assistive technology."""
+"""Each view opens, fits on a phone's screen, and has no serious accessibility problem."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_api_page_shows_operations_with_examples_and_fits_a_phone(
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-# In the dark scheme, only the contrast is checked, because only the colours differ.
+# Only the colours differ in the dark scheme, so only the contrast is checked.
 @pytest.mark.parametrize(
     ("scheme", "options"), [("light", {}), ("dark", {"runOnly": ["color-contrast"]})], ids=["light", "dark"]
 )
@@ -114,8 +114,8 @@ def test_no_view_has_a_serious_problem_for_assistive_technology(
 
 
 def serious_problems(page: Page, options: dict[str, list[str]]) -> Iterator[str]:
-    # Request details only for violations. Details of all elements without problems would make the answer
-    # large.
+    # Request details of violations only. Details of all elements without problems would make the result of
+    # axe-core large.
     script = """async (options) => {
         const { passes, violations } = await axe.run({ ...options, resultTypes: ["violations"] });
         return { passes: passes.length, violations };
@@ -164,8 +164,8 @@ def test_reloaded_view_has_the_same_filters(server: ServeProcess, open_page: Ope
 
 
 def test_console_says_that_records_wait_for_the_database(server: ServeProcess, open_page: OpenPage) -> None:
-    """The state of the database is faked, because this tests only the page. tests/http/test_ready.py stops a
-    real database.
+    """This test concerns only the page, so the state of the database is faked. tests/http/test_ready.py stops
+    a real database.
     """
     page = open_page(server.url + "/#/connect")
     records = {"status": "waiting for the database", "waiting": 1234, "dropped": 0}
