@@ -1,4 +1,6 @@
-"""Builds programs that evaluate many expressions in one execution, each isolated from the others' errors."""
+"""Builds programs that evaluate many expressions in one execution. An error in one expression does not affect
+other expressions.
+"""
 
 from __future__ import annotations
 

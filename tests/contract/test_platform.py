@@ -1,4 +1,4 @@
-"""Web platform API of guests: the same assertions hold in both engines and in any browser."""
+"""Web platform API of guests. The same assertions hold in both engines and in any browser."""
 
 from __future__ import annotations
 

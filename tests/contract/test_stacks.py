@@ -1,4 +1,6 @@
-"""Stack traces and permission errors as guests see them: only their own code, and advice they can follow."""
+"""Stack traces and permission errors that guests see. Stack traces show only the guest's own code, and
+permission errors give advice that the guest's author can follow.
+"""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ async def test_clock_is_the_hosts(run: Run) -> None:
 
 
 async def test_concurrent_executions_all_return_their_own_results(run: Run, engine: str) -> None:
-    # Start fewer executions on deno, because each of them has its own process.
+    # Start fewer executions on deno, because each execution there has its own process.
     numbers = range(32 if engine == "quickjs" else 12)
 
     async def square(n: int) -> int:

@@ -1,4 +1,6 @@
-"""Async generators as tools: the guest reads their values one by one or all at once; progress of tools."""
+"""Async generators as tools: the guest reads values one by one or all at once. Also tests progress of
+tools.
+"""
 
 from __future__ import annotations
 

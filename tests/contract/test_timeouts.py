@@ -1,5 +1,5 @@
-"""Timeouts and cancellation in every state of a guest: the execution ends promptly and no tool is called
-later.
+"""Timeouts and cancellation in every state of a guest: the execution ends promptly, and afterwards no tool is
+called.
 """
 
 from __future__ import annotations
@@ -204,8 +204,8 @@ async def test_timeout_names_the_tools_that_the_guest_waited_for(run: Run) -> No
 @pytest.mark.parametrize("others", [0, 3])
 async def test_timeout_of_a_busy_guest_says_where_it_was(run: Run, others: int) -> None:
     code = "function busy() {\n  for (;;) Math.sqrt(2)\n}\n\nbusy()"
-    # On a busy machine, the runner may be too slow to report the line, and the host returns the timeout
-    # without it. So try several times.
+    # On a busy machine, the runner may be too slow to report the line. Then the host returns the timeout
+    # without a line. So try several times.
     for _ in range(5):
         async with asyncio.TaskGroup() as group:
             for _ in range(others):

@@ -90,7 +90,8 @@ async def test_stack_of_a_caught_tool_error_is_not_formatted(run: Run, engine: s
         for (let i = 0; i < 3; i++) await tools.fail({ code: "tool_error" }).catch(() => {});
         return written"""
     result = await run(code, tools=[fail])
-    # Only QuickJS may call `prepareStackTrace`, because it formats the stack when an error is created.
+    # Only QuickJS may call `prepareStackTrace`, because only QuickJS formats the stack when an error is
+    # created.
     assert result.result == 0 or engine == "quickjs"
 
 
@@ -245,7 +246,8 @@ async def test_blocking_tool_blocks_neither_the_event_loop_nor_other_calls(run: 
         return "released"
 
     async def release() -> None:
-        # This async tool runs in the event loop, which is free because `block` runs in another thread.
+        # This async tool runs in the event loop. The event loop is free, because `block` runs in another
+        # thread.
         released.set()
 
     code = "const blocked = tools.block();\nawait tools.release();\nreturn await blocked"
@@ -296,7 +298,7 @@ async def test_tool_with_a_context_parameter_gets_its_context(run: Run) -> None:
     [context] = seen
     assert (context.run_id, context.provider, context.tool) == (result.run_id, "things", "look at")
     assert before + 20 <= context.deadline <= after + 20
-    # The event is set, because the execution is over and the tool's result would be discarded.
+    # The event is set, because the execution has ended and Hutch would discard the tool's result.
     assert context.cancelled.is_set()
 
 

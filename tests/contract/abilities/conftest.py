@@ -1,4 +1,4 @@
-"""Fixtures: one ability harness that most tests share, with a new user for every test."""
+"""Fixtures: an ability harness that most tests share. Each test has a new user."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hutch.settings import Settings
 
 @pytest.fixture(scope="package")
 async def runners(anyio_backend: object, environment: None) -> AsyncIterator[hutch.Hutch]:
-    """A Hutch whose users share runners, which is not the default. Otherwise a new runner would start for
-    every test, because every test has a new user.
+    """A Hutch whose users share runners, which is not the default. Each test has a new user, for whom a new
+    runner would start otherwise.
     """
     async with hutch.Hutch(owners_share=True) as started:
         yield started

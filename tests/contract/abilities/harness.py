@@ -110,7 +110,7 @@ class AbilityHarness:
 async def ability_harness(
     runners: hutch.Hutch, settings: Settings, **options: Any
 ) -> AsyncIterator[AbilityHarness]:
-    """Uses existing runners with separate settings."""
+    """Makes a harness that runs abilities in the runners of an existing Hutch, with separate settings."""
     assert runners._kernel is not None
     harness: AbilityHarness
 

@@ -87,7 +87,8 @@ async def test_wrong_wrapper_is_a_wrapper_error(harness: AbilityHarness, name: s
 
 
 async def test_too_large_result_is_refused(runners: hutch.Hutch, tmp_path: Path) -> None:
-    # On a busy machine, creating such a body takes longer than the time limit of other tests.
+    # On a busy machine, the wrapper may need more time to create such a body than the time limit of other
+    # tests allows.
     settings = Settings(home=str(tmp_path), ability_timeout_ms=60_000, transform_timeout_ms=60_000)
     async with ability_harness(runners, settings) as harness:
         wrapper = "export const wrapper = () => new Response('x'.repeat(9e6))"

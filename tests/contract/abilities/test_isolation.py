@@ -1,4 +1,4 @@
-"""Isolation of wrappers: their globals are theirs alone, and nothing remains after an execution."""
+"""Isolation of wrappers: each execution has its own globals and leaves no state behind."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def test_client_cannot_request_a_wrapper_job() -> None:
 
 
 async def test_many_concurrent_users_are_not_mixed_up(harness: AbilityHarness) -> None:
-    """The fake API returns each user's token backwards, so that it is not redacted and the test can compare
-    it.
+    """The fake API returns each user's token backwards. A reversed token is not redacted, so the test can
+    compare it.
     """
 
     async def backwards(requests: object, writer: asyncio.StreamWriter) -> None:
@@ -74,7 +74,7 @@ async def test_many_concurrent_users_are_not_mixed_up(harness: AbilityHarness) -
 
 
 async def test_abilities_work_on_either_database(runners: hutch.Hutch, store_settings: Settings) -> None:
-    """The run reads and writes all tables that runs use: abilities, dependencies, credentials, the state of
+    """The run uses all tables that a run can use: abilities, dependencies, credentials, the state of
     credentials, and login abilities.
     """
     async with ability_harness(runners, store_settings) as harness:

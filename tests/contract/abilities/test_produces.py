@@ -1,4 +1,4 @@
-"""Abilities that obtain credentials, and calls that are tried again after such a login."""
+"""Login abilities, which obtain credentials, and calls that are repeated after a login."""
 
 from __future__ import annotations
 

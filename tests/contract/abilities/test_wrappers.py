@@ -1,4 +1,4 @@
-"""Wrappers as they are published: forms, arguments and available APIs."""
+"""Published wrappers: their forms, their arguments, and the APIs that they can use."""
 
 from __future__ import annotations
 

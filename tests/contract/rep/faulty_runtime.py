@@ -142,7 +142,7 @@ def serve(request: dict[str, Any]) -> None:
 
 
 def apply_fault(id: Any, method: str) -> None:
-    """Applies the faults that happen before or instead of the answer to a request."""
+    """Applies a fault that happens before the answer to a request, or instead of the answer."""
     at = "Poll" if FAULT.endswith("@poll") else "Capabilities"
     fault = FAULT.removesuffix("@poll")
     if fault == "no-poll-answer" and method == "Poll":
@@ -226,8 +226,7 @@ def apply_fault(id: Any, method: str) -> None:
             for _ in range(50):
                 sys.stderr.write("e" * 99_999 + "\n")
         case "leaves-children":
-            # The child has its own session and inherits stdout, because such a child is the hardest to find
-            # and end.
+            # A child with its own session that inherits stdout is the hardest kind of child to find and end.
             child = subprocess.Popen(["sleep", "600"], start_new_session=True)
             print(f"child {child.pid}", file=sys.stderr, flush=True)
             if "--and-dies" in sys.argv:

@@ -1,5 +1,5 @@
-"""Cancellation (section 10): the request is sent once, and the runtime gets time to end the run before its
-process is ended.
+"""Cancellation (section 10): the orchestrator sends the request once, and gives the runtime time to end the
+run before it ends the process.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ async def test_other_runtimes_do_not_get_hutch_secrets(monkeypatch: pytest.Monke
     monkeypatch.setenv("HUTCH_API_KEY", "not for you")
     assert (await reported())["environ"]["secret"] == ""
     assert os.environ["HUTCH_API_KEY"] == "not for you"
-    # Runtimes of others get no variable with a secret of Hutch.
+    # Other people's runtimes get no variable that contains a secret of Hutch.
     names = ("HUTCH_MASTER_KEY", "HUTCH_CREDENTIAL_KEY", "HUTCH_DATABASE_URL", "HUTCH_PROXY_URL", "PROXY_URL")
     environ = {**dict.fromkeys(names, "secret"), "PATH": "/bin"}
     assert "secret" not in environment(environ, RunOptions(), is_builtin=False).values()

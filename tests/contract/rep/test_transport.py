@@ -1,4 +1,6 @@
-"""Runtimes that break the transport get error 3001 and exit code 4 at once, and leave no process."""
+"""Runtimes that violate the transport: the run fails at once with error 3001 and exit code 4, and no process
+is left.
+"""
 
 from __future__ import annotations
 

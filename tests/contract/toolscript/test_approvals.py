@@ -50,7 +50,7 @@ async def asking(
 
 @asynccontextmanager
 async def operator(scripts: ScriptEnvironment) -> AsyncIterator[httpx2.AsyncClient]:
-    """An HTTP client with the operator's token."""
+    """HTTP client that sends the operator's token."""
     async with httpx2.AsyncClient(
         transport=httpx2.ASGITransport(scripts.app.gateway_app),
         base_url=scripts.script_gateway.url,
@@ -180,7 +180,7 @@ def answer_two(terminal: int, pause: float = 0) -> str:
     for _ in range(2):
         shown = read_until(terminal, "Allow it? ")
         assert "The script calls every__echo with " in shown
-        # The terminal gets no control characters, because the question shows them escaped.
+        # The question escapes control characters, so the terminal gets none.
         assert not {"\x1b", "\x9b", "\u202e"} & set(shown)
         time.sleep(pause)
         os.write(terminal, b"y\n" if '{"value":"one"}' in shown else b"n\n")

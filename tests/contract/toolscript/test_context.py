@@ -18,7 +18,9 @@ async def test_gateway_url_access(scripts: ScriptEnvironment) -> None:
 
 
 def test_working_directory(tmp_path: Path) -> None:
-    """A script's working directory has the same path as the caller's, but contains no files."""
+    """A script's working directory has the same path as the caller's working directory, but contains no
+    files.
+    """
     folder = tmp_path / "a folder"
     folder.mkdir()
     (folder / "file").touch()

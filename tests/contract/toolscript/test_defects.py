@@ -1,4 +1,4 @@
-"""The nine defects of the public implementation, by their numbers."""
+"""The nine defects of the public implementation. The number in a test's name is the number of the defect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failures around scripts: a clear message, and no effect on others."""
+"""Failures outside of scripts: each causes a clear message and does not affect other scripts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_changed_tools_are_available_to_the_next_script(tmp_path: Path) ->
         await asyncio.wait_for(changed.wait(), TIMEOUT_SECONDS)
         second = await scripts.run(f"{IMPORT}return await tools.every.grown1({{ value: 'new' }})")
         assert second.value == "new"
-        # The script that was running during the change keeps the old module.
+        # The script was already running when the tools changed, so it keeps the old module.
         assert (await running).value == "0"
 
 

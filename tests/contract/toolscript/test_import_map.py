@@ -63,8 +63,8 @@ async def test_import_map_structure_with_cache_busting(scripts: ScriptEnvironmen
 
 
 async def test_cache_busting_timestamp(scripts: ScriptEnvironment) -> None:
-    """The query of the module's URL is the gateway's revision. It stays the same while the tools stay the
-    same, and differs between gateways.
+    """The module's URL has the gateway's revision as its query. The revision changes only when the tools
+    change. Different gateways have different revisions.
     """
     await scripts.run("")
     async with running(scripts) as pid:
@@ -100,7 +100,8 @@ async def test_ensure_fresh_types_on_gateway_restart(
 async def test_write_import_map_to_temp_file() -> None:
     maps = ImportMaps()
     file = maps.file("http://127.0.0.1:4111/runtime/tools.ts?_t=1")
-    # The folder's name identifies the host process, so that the next host finds leftovers of a killed one.
+    # The folder's name identifies the host process, so that a later host can find and remove the folders of
+    # killed hosts.
     assert file.parent.name.startswith(f"hutch-run-{temp_dirs.host_id()}-")
     assert file.is_relative_to(tempfile.gettempdir())
     assert json.loads(file.read_text()) == {

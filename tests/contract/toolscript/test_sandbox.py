@@ -35,8 +35,8 @@ async def test_isolated_execution(scripts: ScriptEnvironment) -> None:
         }
         return states;
     """
-    # No permission may be "granted": before the script starts, the runner even drops its permission to read
-    # the script's files.
+    # No permission may be "granted". The runner needs permission to read the script's files, and drops this
+    # permission before the script starts.
     ran = await scripts.run(code)
     assert set(ran.value.values()) <= {"prompt", "denied"}, ran
 

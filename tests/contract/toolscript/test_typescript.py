@@ -44,7 +44,7 @@ async def test_type_checking(scripts: ScriptEnvironment) -> None:
 
 
 async def test_es_modules(scripts: ScriptEnvironment, tmp_path: Path) -> None:
-    """A script can import files of its folder and subfolders, and no others."""
+    """A script can import files of its own folder and of subfolders, but no other files."""
     (tmp_path / "lib").mkdir()
     (tmp_path / "main.ts").write_text(
         'import { double } from "./lib/double.ts";\nimport data from "./data.json" with { type: "json" };\n'

@@ -1,4 +1,6 @@
-"""A real `hutch serve` with its HTTP client, generated packages, and a server to synchronise with tools."""
+"""A real `hutch serve` with an HTTP client, generated packages, and an HTTP server that synchronises tests
+with tools.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from tests.npm import registry
 from tests.npm.registry import Registry
 from tests.support.processes import TIMEOUT_SECONDS, ServeProcess, descendants, is_runner, running_server
 
-# This many executions at once keep a machine with two cores busy.
+# This number of concurrent executions keeps a machine with two cores busy.
 MAX_CONCURRENCY = 4
 _numbers = itertools.count(1)
 
@@ -30,7 +32,9 @@ class ToolModule(str):
 
 
 def tool(body: str, before: str = "") -> ToolModule:
-    """Builds a module with the tool `tool`, whose `execute` has this body. `before` is code above it."""
+    """Builds a module with the tool `tool`. `body` is the body of `execute`, and `before` is code above the
+    tool.
+    """
     module = ToolModule(before + _export("tool", body))
     module.before, module.body = before, body
     return module
@@ -178,8 +182,8 @@ async def start_server(
     if npm is not None:
         environment |= no_registry_env() | {"NPM_CONFIG_REGISTRY": npm.url}
     environment |= variables or {}
-    # Start and stop the server in another thread, because meanwhile this event loop may have to serve its
-    # requests.
+    # Start and stop the server in another thread, so that this event loop can answer requests of the server
+    # meanwhile.
     with contextlib.ExitStack() as stack:
         server = await asyncio.to_thread(stack.enter_context, running_server(**environment))
         async with httpx2.AsyncClient(
@@ -210,7 +214,7 @@ async def server_with_registry(
 
 
 def runners(pid: int) -> list[int]:
-    """Returns the runners of a server that have a package loaded."""
+    """Returns the runners of a server that have loaded a package."""
     return [process for process in descendants(pid) if is_runner(process, "npm.js")]
 
 
@@ -246,7 +250,7 @@ class SyncServer:
         return self.url.removeprefix("http://")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # RuntimeError is what uvloop raises if the client has closed the connection.
+        # uvloop raises RuntimeError if the client has closed the connection.
         gone = ConnectionError, asyncio.IncompleteReadError, RuntimeError
         with contextlib.closing(writer), contextlib.suppress(*gone):
             head = (await reader.readuntil(b"\r\n\r\n")).decode()

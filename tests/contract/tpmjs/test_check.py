@@ -1,5 +1,5 @@
-"""`hutch check` passes against our own server, with and without a key, and with both formats of errors for
-clients without a protocol version.
+"""`hutch check` passes against `hutch serve`, with and without a key, and with both error formats that
+clients without a protocol version can get.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hutch.cli.check import check
 KEY = "the-right-key"
 
 
-# This check cannot be tested, because the default tool of `hutch check` declares no health check.
+# The default tool of `hutch check` declares no health check, so this check is not tested.
 NOT_TESTED = {"1.1: the health check that the tool declares"}
 NEED_A_KEY = {
     "Authentication enforced when configured",
@@ -57,9 +57,11 @@ def test_open_server_passes_and_its_execution_timeout_is_measured(
             )
     assert "Execution timeout enforced" in names(report, "passed")
     assert report["core"]["verdict"] == "PASS"
-    # This check fails because the server has a shorter limit than the minute that the specification requires.
+    # The specification requires a limit of at least a minute. The server has a shorter limit, so this check
+    # fails.
     assert names(report, "failed") == {"maxExecutionTimeMs in capabilities"}
-    # The output cannot be checked, because only that of the default tool is known.
+    # `hutch check` knows the expected output of the default tool only, so it cannot check the output of this
+    # tool.
     assert names(report, "not_tested") == NOT_TESTED | NEED_A_KEY | {"The tool's output is returned"}
     assert names(report, "not_supported") == set()
 

@@ -1,4 +1,4 @@
-"""Egress policies of the operator: none, allowlist, and less for some packages."""
+"""Egress policies of the operator: none, allowlist, and stricter rules for some packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Isolation of executions: each sees its own env and package, and nothing of the server or of other calls."""
+"""Isolation of executions: each execution sees only its own env and package, and nothing of the server or of
+other calls.
+"""
 
 from __future__ import annotations
 
@@ -167,8 +169,8 @@ async def test_module_state_survives_if_the_operator_allows_it(tmp_path: Path) -
         package = server.publish(tool("if (params.fail) throw 1; return ++count", "let count = 0;"))
         counts = [(await server.execute(package))["output"] for _ in range(6)]
         assert sorted(counts) == [1, 1, 1, 2, 2, 2]
-        # A call with another env gets a new process, and so does the call after a failure. Therefore the
-        # counts start again at 1.
+        # The counts start again at 1, because a call with another env and a call after a failure each get a
+        # new process.
         assert (await server.execute(package, env={"A": "1"}))["output"] == 1
         assert (await server.execute(package, env={"A": "1"}))["output"] == 2
         await server.execute(package, params={"fail": True}, env={"B": "1"})

@@ -1,4 +1,4 @@
-"""Many concurrent calls: how many are served and refused, and what is left afterwards."""
+"""Many concurrent calls: how many of them are served or refused, and what they leave behind."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_many_calls_of_many_packages_leave_few_resources(tmp_path: Path) -
         await rounds(6)
         await asyncio.to_thread(wait_until, lambda: len(guests(server.pid)) <= 2)
         assert count_files(tmp_path) == files
-        # Not every package needs to have a cache, because caches are created only when the pool has free
+        # Some packages may have no cache, because the server creates caches only when the pool has free
         # capacity.
         assert count_caches(tmp_path) <= len(packages)
         assert resident_bytes(server.pid) - before < 8 * 2**20

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tests.contract.tpmjs.harness import ToolServer, body
 
-# An installation takes 2 s of CPU time, so there is only one package for each way of building a package and
-# for each kind of failure.
+# An installation takes 2 s of CPU time. So there is only one package for each build method and for each kind
+# of failure.
 CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "cases.json").read_text())
 """Calls with the expected `output`, or `code`, `code_1_1` and a part of the error message (`says`). `varies`
 names random values, for which only the type is compared.
@@ -52,7 +52,7 @@ def check_error(answer: dict[str, Any], case: dict[str, Any], protocol: str) -> 
 
 
 def normalized(output: Any, case: dict[str, Any]) -> Any:
-    """Replaces values that vary by the names of their types."""
+    """Returns the output with type names in place of the values that differ from call to call."""
     return {**output, **{name: type(output[name]).__name__ for name in case.get("varies", ())}}
 
 

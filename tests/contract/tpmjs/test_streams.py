@@ -27,7 +27,7 @@ async def test_lines_and_values_are_sent_while_the_tool_runs(
         ("log", {"line": "begun"}),
         ("partial", {"value": {"n": 1}}),
     ]
-    # The tool waits for this release, so it has sent nothing more until now.
+    # Until this release, the tool waits, so it has sent only the three events above.
     sync.release("streaming")
     *received, (name, result) = [event async for event in stream]
     assert received == [("log", {"line": "going on"}), ("partial", {"value": "two"})]
