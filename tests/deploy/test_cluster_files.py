@@ -1,4 +1,4 @@
-"""Files in `deploy/`: they are valid, agree with the settings, and start what the documentation says."""
+"""The files in `deploy/` are valid, agree with the settings, and start what the documentation says."""
 
 from __future__ import annotations
 

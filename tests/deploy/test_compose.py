@@ -43,7 +43,7 @@ VALUES = {
 
 
 def compose() -> dict[str, Any]:
-    """Returns the file with its variables replaced and its aliases expanded."""
+    """Returns the content of the Compose file with its variables replaced and its aliases expanded."""
     loaded: dict[str, Any] = yaml.safe_load(substituted((DEPLOY / "compose.yaml").read_text(), VALUES))
     return loaded
 
@@ -73,7 +73,7 @@ class Stack:
         self.fronts: dict[str, Any] = {}
 
     def start(self, postgres_url: str) -> None:
-        # As in Compose, run the service `certificates` to its end before the others.
+        # As Compose does, run the service `certificates` to its end before other services start.
         certificates = self.file["certificates"]
         (self.services.folder / "certificates").mkdir()
         assert self.services.check([*certificates["entrypoint"], *certificates["command"]])
@@ -94,7 +94,7 @@ class Stack:
         for name in self.fronts:
             upstreams = upstreams.replace(f"{name}:4111", f"127.0.0.1:{self.ports[name]}")
         (self.services.folder / "Caddyfile").write_text(upstreams)
-        # Use HTTP: with TLS, Caddy would add its own certificate authority to those that this machine trusts.
+        # Use HTTP. With TLS, Caddy would install its own certificate authority on this machine.
         caddy = {
             "HOST_NAME": f"http://localhost:{self.ports['caddy']}",
             "CADDY_ADMIN": f"unix/{self.services.folder}/admin.sock",
@@ -132,7 +132,7 @@ def test_services_work_together_and_their_health_checks_succeed(
     wait_until(lambda: stack.services.check_in("worker", command))
     front = [re.sub(r":4111/", f":{stack.ports['front-1']}/", word) for word in image_health_check()]
     wait_until(lambda: stack.services.check(front))
-    # Caddy's health checks have the name of the service as `Host`, which the server must accept.
+    # The server must accept the name of the service as `Host`, because Caddy's health checks send this name.
     url = f"http://127.0.0.1:{stack.ports['front-2']}/ready"
     wait_until(lambda: _status(url, host="front-2:4111") == 200)
     database = stack.file["postgres"]["healthcheck"]["test"]

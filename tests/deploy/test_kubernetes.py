@@ -1,4 +1,6 @@
-"""`deploy/kubernetes/`: the manifests follow the schemas of the API, and their containers work."""
+"""`deploy/kubernetes/`: the manifests match the schemas of the Kubernetes API, and the containers in them
+work.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +141,7 @@ class Pods:
         request = probe["httpGet"]
         assert request["port"] == shown_port
         try:
-            # Like the kubelet, send the address of the pod as `Host`, which the server must accept.
+            # The server must accept the address of the pod as `Host`, because the kubelet sends this address.
             headers = {"Host": f"10.1.2.3:{shown_port}"}
             url = f"http://127.0.0.1:{port}{request['path']}"
             response = httpx2.get(url, headers=headers, timeout=TIMEOUT_SECONDS)

@@ -49,8 +49,8 @@ def pins() -> dict[str, str]:
 
 
 def build(target: str, tree: Path, out: Path) -> Path:
-    """Builds the package. To be fast, builds in this Python environment, which needs no downloads and reuses
-    a bundle that is up to date.
+    """Builds the package in this Python environment. Such a build is fast, because it downloads nothing and
+    reuses a bundle that is up to date.
     """
     command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", str(out)]
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
@@ -72,8 +72,8 @@ def names_in_wheel(wheel: Path) -> set[str]:
 
 
 def without_digests(wheel: Path) -> set[str]:
-    """Returns the names in a wheel without the digests of the console's scripts, which depend on the folder
-    in which they were bundled.
+    """Returns the names of the files in a wheel. Leaves out the digests in the names of the console's
+    scripts, because a digest depends on the folder in which the script was bundled.
     """
     return {re.sub(r"(/console/dist/.+)-[A-Z0-9]{8}\.js$", r"\1.js", name) for name in names_in_wheel(wheel)}
 
@@ -215,8 +215,8 @@ def resolve(cache: Path, *requirements: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_framework_is_not_downgraded_beside_hutch(framework: str, wheel: Path, uv_cache: Path) -> None:
-    # Test all extras together, which have the most requirements. A framework that installs beside all of them
-    # also installs beside fewer.
+    # Test all extras together. All extras have the most requirements, so a framework that installs beside all
+    # of them also installs beside fewer extras.
     extra = "" if framework in WITH_MCP_1 else "[all]"
     together = resolve(uv_cache, f"hutch{extra} @ {wheel.as_uri()}", framework)
     assert together[framework] == resolve(uv_cache, framework)[framework]
