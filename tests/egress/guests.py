@@ -32,8 +32,8 @@ PACKAGES = {
 }
 PORT = 3128
 FLAGS = ("--no-prompt", "--quiet", "--no-config", "--no-lock", "--no-remote", "--cached-only", "--no-check")
-# Entry module of the guest. It waits until the host listens. Like the runner, it loads no part of Node before
-# the package.
+# Entry module of the guest, which waits until the host listens. Like the runner, the module loads no part of
+# Node before the package.
 ENTRY = """
 import { blockNetwork, useProxy } from "./network.js";
 const [script, mode, ...args] = Deno.args;

@@ -45,7 +45,9 @@ class RecordedRequest:
 
 
 class RecordingServer:
-    """Answers requests with the response that is set for their path. Echoes requests for other paths."""
+    """Answers requests with the response that is set for their path. If no response is set for a path, echoes
+    the request.
+    """
 
     def __init__(self, scheme: str) -> None:
         self.scheme = scheme

@@ -162,7 +162,7 @@ def test_public_address_is_not_special(address: str) -> None:
 def test_public_address_of_this_machine_is_special(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Simulates a kernel that reports a public address as one of this machine's own."""
+    """Simulates a kernel that reports a public address as an address of this machine."""
 
     class Probe(socket.socket):
         def connect(self, address: object) -> None:

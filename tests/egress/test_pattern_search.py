@@ -9,8 +9,8 @@ from hutch.egress.pattern_search import MAX_SEARCHED_ANCHORS, PatternSearch
 
 
 def covered(patterns: Iterable[bytes], data: bytes) -> list[tuple[int, int]]:
-    """Simple and slow search to compare with: finds every pattern at every position, and merges overlapping
-    ranges.
+    """Simple and slow search that finds every pattern at every position and merges overlapping ranges. The
+    tests compare its results with those of the real search.
     """
     found = []
     for pattern in set(patterns):
@@ -31,8 +31,8 @@ def random_bytes(rng: random.Random, alphabet: bytes, low: int, high: int) -> by
     return bytes(rng.choice(alphabet) for _ in range(rng.randint(low, high)))
 
 
-# Most alphabets are small, so that patterns overlap often. One contains the line feed, which separates the
-# patterns inside the automaton.
+# Most alphabets are small, so that patterns overlap often. One alphabet contains the line feed, which
+# separates the patterns inside the automaton.
 @pytest.mark.parametrize("alphabet", [b"a", b"ab", b"ab\n", b"\\u0", bytes(range(256))])
 @pytest.mark.parametrize("count", [1, 3, 30, 2 * MAX_SEARCHED_ANCHORS])
 def test_search_finds_the_same_as_a_slow_reference(alphabet: bytes, count: int) -> None:

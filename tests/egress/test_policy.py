@@ -11,8 +11,8 @@ from hutch.settings import Settings
 
 
 def refused(policy: EgressPolicy, host: str, port: int | None, address: str | None = None) -> str | None:
-    """Returns the reason why a host with this address is refused, or None. The default address is that in
-    `host`.
+    """Returns the reason why the policy refuses a host with this address, or None. Without `address`, `host`
+    is the address.
     """
     where = parse_host(host)
     try:
@@ -102,7 +102,7 @@ def test_allowlist_permits_nothing_else() -> None:
 
 
 def test_allowlist_refuses_a_name_before_resolving_it() -> None:
-    """A DNS query could leak data in its name."""
+    """A DNS query could leak data, because the name in the query can contain the data."""
     with pytest.raises(EgressRefused, match=r"secret\.evil\.example:443 is not in the list"):
         EgressPolicy("allowlist", ("10.0.0.0/8", "api.example.com")).check_host("secret.evil.example", 443)
 

@@ -52,8 +52,8 @@ def test_secret_is_redacted_in_base64_at_any_offset(
     encode = base64.urlsafe_b64encode if urlsafe else base64.b64encode
     redacted = Redactor([secret]).data(encode(f"{before}{secret}{after}".encode()))
     assert MARK.encode() in redacted
-    # In Base64, a character can encode bits of two bytes. So a few characters at the ends of the secret may
-    # be left.
+    # In Base64, one character can encode bits of two bytes. So a few characters at the start and the end of
+    # the secret may remain.
     assert len(redacted) <= len(MARK) + 12
 
 
@@ -182,8 +182,8 @@ def test_long_secrets_are_redacted_completely(length: int) -> None:
         parts = [stream.feed(data[at : at + step]) for at in range(0, len(data), step)]
         received = (b"".join(parts) + stream.end()).decode()
         left = received.replace(MARK, "")
-        # The redactor searches for long secrets in pieces. Where two pieces meet, a Base64 character encodes
-        # bits of both and may be left.
+        # The redactor searches for long secrets in pieces. Where two pieces meet, one Base64 character
+        # encodes bits of both pieces and may remain.
         assert len(left) <= 6 + 3 * (length // 1_000 + 1)
         assert redactor.text(text).count(MARK) >= length // 1_024
 
@@ -202,7 +202,7 @@ async def test_value_that_is_made_of_a_secret_does_not_block_the_event_loop() ->
 
 @repeat_on_stall
 async def test_long_secrets_do_not_block_the_event_loop() -> None:
-    """Creating this redactor takes 0.4 s, and the search another 0.2 s."""
+    """Creating this redactor takes 0.4 s, and searching the text takes another 0.2 s."""
     rng = random.Random(1)
     secrets = tuple("".join(chr(rng.randrange(33, 127)) for _ in range(16_000)) for _ in range(4))
     text = "".join(f"{secrets[0][:990]} " for _ in range(256))

@@ -96,7 +96,7 @@ async def test_address_with_a_zone_is_ignored(names: Names) -> None:
 
 
 async def test_name_is_resolved_once_before_connecting(names: Names) -> None:
-    """DNS rebinding: a second query could return another address."""
+    """Protects against DNS rebinding: a second query could return another address."""
     with listening() as port:
         names["once.example"] = ["127.0.0.1"]
         (await connect(EgressPolicy("public", (f"once.example:{port}",)), "once.example", port)).close()
@@ -130,7 +130,8 @@ async def test_unresponsive_name_server_does_not_block(
         await connect(PUBLIC, "slow.example", 443)
     assert (caught.value.timed_out, caught.value.error_code) == (True, "EAI_AGAIN")
     answer.set()
-    # Wait for the lookup thread, because it releases a slot of the semaphore, which the next test replaces.
+    # The lookup thread releases a slot of the semaphore at its end. Wait for the thread, because the next
+    # test replaces the semaphore.
     for thread in threading.enumerate():
         if thread.name == "hutch-lookup":
             thread.join()

@@ -193,8 +193,8 @@ async def test_time_for_redaction_counts_towards_the_time_limit(
     server.responses["/a"] = http_response("200 OK", body=body)
     session = open_session(client, secrets=(LONG_SECRET,), max_seconds=1)
     response = await session.send(make_request(server.url("/a")))
-    # The whole answer arrives before the limit. Only its redaction takes longer, because each pause in it is
-    # slow.
+    # The whole answer arrives before the limit. The redaction exceeds the limit, because the test makes each
+    # pause of the redaction long.
     monkeypatch.setattr(TimeSlices, "pause", slow_pause)
     with pytest.raises(FetchError, match="did not send all of its answer within") as raised:
         await read_all(response)
@@ -217,7 +217,7 @@ async def test_connections_are_limited(
         while client.pool.open:  # noqa: ASYNC110 - there is no event for this
             await asyncio.sleep(0.001)
     for owner in ("one", "two", "three"):
-        # These requests succeed, because idle connections of other owners are closed for them.
+        # These requests succeed, because the client closes idle connections of other owners.
         await read_all(await open_session(client, owner=owner).send(make_request(server.url("/b"))))
     assert client.pool.open <= 2
 

@@ -89,7 +89,7 @@ async def test_request_that_may_have_been_processed_is_not_repeated(
     await read_all(await session.send(make_request(server.url())))
     with pytest.raises(FetchError, match="closed the connection without an answer"):
         await session.send(make_request(server.url("/close")))
-    # One request uses the idle connection, the other one opens a new connection.
+    # The GET of `/close` is sent on the idle connection and repeated on a new connection.
     assert [received.target for received in server.requests] == ["/", "/close", "/", "/close", "/close"]
 
 

@@ -30,7 +30,7 @@ MIB = 1024 * 1024
 
 @pytest.fixture
 async def public(anyio_backend: object) -> AsyncIterator[FetchClient]:
-    """A client with the default policy, which allows only public addresses, and without exceptions."""
+    """A client with the default policy, which allows only public addresses. The policy has no exceptions."""
     async with run_http_client(egress_allow=()) as made:
         yield made
 
@@ -107,8 +107,8 @@ async def test_no_url_trick_reaches_internal_hosts(public: FetchClient, url: str
 async def test_name_is_not_resolved_a_second_time(
     server: RecordingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Protects against DNS rebinding: the client connects to the address that it has checked, and reuses that
-    connection.
+    """Protects against DNS rebinding: the client connects to the address that it has checked. Later requests
+    reuse the connection.
     """
     answers = iter([["127.0.0.1"], ["169.254.169.254"]])
     monkeypatch.setattr(resolver, "lookup", lambda _: next(answers))
@@ -121,7 +121,7 @@ async def test_name_is_not_resolved_a_second_time(
 
 @pytest.mark.parametrize("policy", ["none", "allowlist"])
 async def test_refused_names_are_not_resolved(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The query itself could leak a secret in the name: <secret>.evil.example."""
+    """A DNS query could leak a secret in the name: <secret>.evil.example."""
     monkeypatch.setattr(resolver, "lookup", lambda name: pytest.fail(f"{name} was looked up"))
     async with run_http_client(egress=policy, egress_allow=("api.example.com",)) as client:
         with pytest.raises(FetchError) as caught:

@@ -71,7 +71,7 @@ async def test_redirect_status_without_location_is_a_response(
 async def test_credentials_are_dropped_on_redirect_to_another_host(
     server: RecordingServer, client: FetchClient
 ) -> None:
-    """Also drops headers that browsers would keep, such as `apikey`."""
+    """The client also drops headers that browsers would keep, such as `apikey`."""
     server.responses["/a"] = redirect(server.url("/b", "127.0.0.1"))
     credentials = Credentials(
         localhost=[

@@ -1,4 +1,4 @@
-"""Connections that close immediately after they are opened."""
+"""Connections that the server closes immediately after they are opened."""
 
 from __future__ import annotations
 

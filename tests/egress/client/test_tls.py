@@ -103,7 +103,8 @@ async def test_bad_certificate_is_refused_before_anything_is_sent(client: FetchC
 async def test_valid_certificate_is_accepted(client: FetchClient, version: ssl.TLSVersion) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        # Make `drain` wait until the whole answer is sent, because the connection is closed afterwards.
+        # Make `drain` wait until the whole answer is sent, because the server closes the connection
+        # afterwards.
         writer.transport.set_write_buffer_limits(0)
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 3000000\r\n\r\n" + b"x" * 3_000_000)
         await writer.drain()
@@ -157,8 +158,8 @@ async def test_invalid_handshake_fails_at_once(client: FetchClient, data: bytes,
             pass
 
     with threaded_server(send) as port:
-        # Count open files after a first request, because that one opens files that stay open, such as those
-        # of the event loop.
+        # Count open files after the first request. The first request opens files that stay open, such as the
+        # files of the event loop.
         await failure(client, port)
         before = open_files()
         assert (await failure(client, port)).kind in ("tls", "unreachable")

@@ -1,4 +1,4 @@
-"""DNS server of a jail: valid answers for permitted names, and nothing for anything malformed."""
+"""DNS server of a jail: valid answers for permitted names, and no answer to malformed queries."""
 
 from __future__ import annotations
 
@@ -147,8 +147,8 @@ async def test_number_of_waiting_queries_is_limited() -> None:
         for number in range(2 * MAX_PENDING):
             client.send(query(f"n{number}.example", id=number))
         client.send(query("localhost", id=999))
-        # `localhost` is answered without a lookup. When this answer arrives, the server has read all queries
-        # before it.
+        # The server answers a query for `localhost` without a lookup. When this answer arrives, the server
+        # has read all earlier queries.
         assert (await client.receive())[0] == 999
         assert len(waiting) == MAX_PENDING
         go.set()

@@ -122,7 +122,7 @@ async def test_reset_by_the_server_does_not_look_like_a_regular_end(
 
 @pytest.mark.parametrize("direction", ["up", "down"])
 async def test_unread_data_is_not_buffered(proxy_and_port: tuple[EgressProxy, int], direction: str) -> None:
-    """However much one side sends, the proxy buffers less than a megabyte of it."""
+    """The proxy buffers less than a megabyte, even if one side sends more."""
     chunk = b"x" * 65536
     written = 0
 
@@ -142,7 +142,7 @@ async def test_unread_data_is_not_buffered(proxy_and_port: tuple[EgressProxy, in
     ):
         writing = asyncio.ensure_future(flood(writer) if direction == "up" else silent())
         before = -1
-        # Wait until no more data is transferred, because the proxy's and the receiver's buffers are full.
+        # Wait until no more data is transferred. Then the buffers of the proxy and of the receiver are full.
         while written != before:
             before = written
             await asyncio.sleep(0.2)
@@ -163,7 +163,9 @@ async def test_request_is_forwarded_with_its_body(proxy_and_port: tuple[EgressPr
 
 
 async def test_one_connection_carries_one_request(proxy_and_port: tuple[EgressProxy, int]) -> None:
-    """A second request on the connection may be for another server, so it must not reach the first server."""
+    """A second request on the connection may be for another server. The proxy must not send this request to
+    the first server.
+    """
     received = bytearray()
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -403,8 +405,8 @@ async def test_client_without_a_request_times_out(monkeypatch: pytest.MonkeyPatc
 async def test_idle_tunnel_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forwarding, "IDLE_SECONDS", 0.1)
     async with run_server(echo) as target, run_proxy() as (proxy, port):
-        # On a busy machine, the idle limit may already pass while the tunnel is opened, so `open_tunnel` is
-        # in this block too.
+        # `open_tunnel` is in this block, too. On a busy machine, the idle limit may pass before the tunnel is
+        # open.
         with pytest.raises(ConnectionResetError):
             async with open_tunnel(port, f"127.0.0.1:{target}") as (reader, _):
                 await reader.read()

@@ -21,8 +21,8 @@ from hutch.egress.policy import EgressPolicy
 PRIVATE = "10.0.0.1 is a private address; the operator can allow it with the setting egress_allow."
 UNKNOWN = "getaddrinfo ENOTFOUND no.example"
 CLIENTS = ("fetch", "node:http", "axios", "got", "node-fetch", "undici", "undici.fetch")
-# JavaScript functions that request a URL with one of the HTTP clients, and trust the given certificate
-# authorities in addition. Each returns the text of the response.
+# JavaScript functions, each of which requests a URL with another HTTP client and returns the text of the
+# response. If `ca` is given, the client trusts this certificate authority.
 COMMON = """
 import http from "node:http";
 import https from "node:https";
@@ -95,7 +95,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replaces the resolver of names: only `localhost` exists."""
+    """Replaces the resolver of names by one that knows only `localhost`."""
 
     def lookup(name: str) -> list[str]:
         if name != "localhost":
@@ -125,7 +125,7 @@ async def test_http_clients_get_the_reason_of_a_refusal(guests: Guests) -> None:
 
 
 def reset(writer: asyncio.StreamWriter) -> None:
-    """Makes closing this connection reset it, instead of ending it in order."""
+    """Makes this connection end with a reset when it is closed."""
     linger = struct.pack("ii", 1, 0)
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
 
@@ -176,7 +176,8 @@ async def test_failed_requests_have_the_codes_of_node(
     for url, error_code in expected.items():
         for name in CLIENTS:
             error = result[url][name]
-            # For a connection that the server closed in order, the clients based on undici have this code.
+            # If the server closes the connection without a reset, the clients based on undici report
+            # UND_ERR_SOCKET.
             closed = str(closing) in url and name in ("fetch", "undici", "undici.fetch")
             assert error["code"] == ("UND_ERR_SOCKET" if closed else error_code), (url, name, error)
             if name in ("fetch", "undici.fetch"):
@@ -289,7 +290,7 @@ async def test_names_are_resolved_under_the_policy(guests: Guests, monkeypatch: 
         refused, allowed, *others = await guests.run(code, "only", policy=policy)
         assert allowed == "1.2.3.5"
         assert {code for code, *_ in (refused, *others)} == {"ENOTFOUND"}
-        # The proxy asked the resolver only for the name that the policy allows.
+        # The resolver was asked only for the name that the policy allows.
         assert {*asked} == {"api.example"}
 
 
@@ -366,7 +367,7 @@ async def test_web_sockets_work(guests: Guests) -> None:
 
 async def test_node_sockets_work_concurrently_in_both_directions(guests: Guests) -> None:
     """Also tests connections that the package opens while its first module is evaluated, and servers that
-    send before the client.
+    send data before the client does.
     """
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -399,8 +400,8 @@ async def test_node_sockets_work_concurrently_in_both_directions(guests: Guests)
 
 
 async def test_unsupported_protocols_fail_with_a_clear_error(guests: Guests) -> None:
-    # The code uses `process`, as almost every package does. Before `process` is loaded, UDP fails with the
-    # system's error instead of a clear one.
+    # The code uses `process`, as almost every package does. If `process` is not loaded, UDP fails with an
+    # error of the operating system instead of a clear message.
     code = """process.version;
     import dgram from "node:dgram";
     export default async () => [
