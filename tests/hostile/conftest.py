@@ -39,7 +39,7 @@ async def sync(anyio_backend: object) -> AsyncIterator[SyncServer]:
 @pytest.fixture(scope="session")
 async def victim(anyio_backend: object, environment: None, sync: SyncServer) -> AsyncIterator[ToolServer]:
     """A server that gives tools little time and memory, keeps no spares, and logs at debug level."""
-    # A short prefix, because the folder contains sockets, whose paths must be short.
+    # A short prefix, because the folder contains sockets and the paths of sockets must be short.
     with tempfile.TemporaryDirectory(prefix="h-") as folder, tempfile.TemporaryDirectory() as home:
         settings = {"tool_timeout_ms": 3_000, "tool_memory_bytes": 128 * 2**20, "egress_allow": sync.address}
         no_spares = {"quickjs_warm": 0, "deno_warm": 0, "max_spares": 0}
@@ -60,8 +60,8 @@ async def tools(victim: ToolServer) -> AsyncIterator[ToolServer]:
     answer = await _run_honest_tool(victim)
     assert (answer["success"], answer.get("output")) == (True, {"sum": 2})
     await asyncio.to_thread(wait_until, lambda: not runners(victim.pid))
-    # A few control groups may be left: those of ending processes are removed when the next groups are
-    # created.
+    # A few control groups may be left. The group of a process that is still ending is removed when the next
+    # group is created.
     assert len(groups(victim.pid)) <= MAX_CONCURRENCY
     temporary, home = victim.folders
     [sockets] = temporary.iterdir()
@@ -118,7 +118,9 @@ async def abilities(shared_abilities: AbilityHarness) -> AsyncIterator[AbilityHa
 
 @pytest.fixture
 async def with_runner(tmp_path: Path) -> AsyncIterator[WithRunner]:
-    """Returns a function that makes sandboxes with scripted runners. They are closed after the test."""
+    """Returns a function that makes sandboxes with scripted runners. The sandboxes are closed after the
+    test.
+    """
     sandboxes: list[hutch.Hutch] = []
 
     def make(behaviour: str, **settings: Any) -> hutch.Hutch:

@@ -1,4 +1,4 @@
-"""Runner processes as the host sees them."""
+"""Inspects runner processes from the host's side."""
 
 from __future__ import annotations
 

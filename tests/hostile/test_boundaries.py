@@ -93,8 +93,8 @@ async def test_unclosed_code_fence_takes_no_time(run: Run) -> None:
 async def test_loop_over_slow_native_calls_is_stopped_without_harming_its_neighbour() -> None:
     async with hutch.Hutch(quickjs_processes=1) as h:
         slow = asyncio.create_task(
-            # The text is short enough that a few calls of indexOf take less time than the grace period, even
-            # on a busy machine.
+            # The text must be so short that a few calls of indexOf end within the grace period, even on a
+            # busy machine.
             h.run('const b = "x".repeat(1e6); for (;;) b.indexOf("y")', timeout_ms=1_000)
         )
         neighbour = await h.run("await tools.echo(1)", tools=[echo], timeout_ms=20_000)

@@ -1,4 +1,4 @@
-"""Guests that suspend very large or very many runs and sessions, or stop their runner at a bad moment."""
+"""Guests that suspend very large or very many runs and sessions, and runners that stop at a bad moment."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def continued(h: hutch.Hutch, waiting: hutch.Result) -> hutch.Result:
 
 @repeat_on_stall
 async def test_large_memory_is_stored_and_restored_without_a_stall(h: hutch.Hutch) -> None:
-    """Encoding 60 MiB in one piece took 45 ms, and decoding them 74 ms."""
+    """Encoding or decoding 60 MiB in one piece would block: encoding took 45 ms, decoding 74 ms."""
     code = RANDOM.replace("SIZE", "58") + "await tools.later(); return bytes.length"
     async with LoopStalls() as stalls:
         waiting = await suspended(h, code)
@@ -72,7 +72,7 @@ LARGE_RESULTS = {
 @pytest.mark.parametrize("end", LARGE_RESULTS.values(), ids=LARGE_RESULTS)
 @repeat_on_stall
 async def test_large_stored_result_is_written_and_read_without_a_stall(h: hutch.Hutch, end: str) -> None:
-    """When results were stored as JSON text, these took 74 to 188 ms."""
+    """When results were stored as JSON text, writing or reading these results took 74 to 188 ms."""
     waiting = await suspended(h, f"await tools.later(); {end}")
     async with LoopStalls() as stalls:
         result = await continued(h, waiting)
@@ -87,8 +87,8 @@ async def test_large_stored_result_is_written_and_read_without_a_stall(h: hutch.
 async def test_stopped_runner_does_not_hold_up_the_turn_whose_memory_it_gets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The time limit does not end such a turn, because it begins only after the memory is sent. So the
-    silence of the runner must end it.
+    """The time limit of a turn begins after the memory is sent, so it does not end this turn. Hutch must
+    replace the runner because the runner is silent.
     """
     monkeypatch.setattr("hutch.sandbox.runner.process.MAX_SILENCE_SECONDS", 0.5)
     async with hutch.Hutch(home=str(tmp_path), quickjs_processes=1) as h, h.session("large") as session:
@@ -105,7 +105,7 @@ async def test_stopped_runner_does_not_hold_up_the_turn_whose_memory_it_gets(
 async def test_states_in_memory_are_bounded_although_the_stored_ones_are_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a bound, an owner made the host use 3 GB with 40 sessions, each of which takes only a few
+    """Without a bound, 40 sessions of one owner made the host use 3 GB, although each session took only a few
     kilobytes in the store.
     """
     used: list[int] = []
@@ -123,16 +123,16 @@ async def test_states_in_memory_are_bounded_although_the_stored_ones_are_small(
         for session in sessions:
             assert (await session.run(fill)).result == 6 * MIB
             await session.store()
-        # The old and new states of all sessions together would take more than twice the memory that an owner
-        # may use.
+        # The old and the new states of all sessions would together take more than twice the memory that an
+        # owner may use.
         turns = (session.run("bytes.fill(8); bytes.length") for session in sessions)
         results = await asyncio.gather(*turns, return_exceptions=True)
         for result in results:
             is_busy = isinstance(result, hutch.Busy)
             assert is_busy or result.error is None or result.error.code == "memory_limit"  # type: ignore[union-attr]
         assert 12 * MIB < max(used) <= 32 * MIB
-        # The runner still works although the host refused data that it was sending, and another owner can use
-        # memory.
+        # The host has refused data that the runner was sending. The runner still works, and another owner can
+        # use memory.
         assert (await h.run("return 1")).result == 1
         assert (await h.session("other", owner="other").run(fill)).result == 6 * MIB
     assert used[-1] == 0

@@ -1,4 +1,4 @@
-"""No owner blocks other owners, and no runner extends the time limit of its executions."""
+"""No owner can block other owners, and no runner can extend the time limit of its executions."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ async def test_unused_runner_killed_just_before_its_execution_is_replaced() -> N
         pool = h._kernel.pool
         await eventually(lambda: pool.stats().warm.get("deno"))
         [spare] = next(ready for profile, ready in pool.runners.warm.items() if profile.engine == "deno")
-        # No `await` follows until the run, so the event loop cannot notice the killed runner before the host
-        # uses it.
+        # There is no `await` between the kill and the run, so the host uses the killed runner before the
+        # event loop can notice its death.
         os.kill(descendants(spare.pid)[-1], signal.SIGKILL)  # type: ignore[attr-defined]
         result = await h.run("return 2", engine="deno")
         assert result.result == 2, result
@@ -105,7 +105,7 @@ async def test_time_limit_holds_among_busy_neighbours() -> None:
         busy = [asyncio.create_task(h.run("for (;;);", timeout_ms=60_000)) for _ in range(8)]
         served = 0
         async with asyncio.timeout(60):
-            # Each of these short executions waits until the busy runner reads its next message.
+            # Each of these short executions has to wait until the busy runner reads its next message.
             while served < 60:
                 assert (await h.run("return 1")).ok
                 served += 1

@@ -1,4 +1,4 @@
-"""Guests die with a killed host, and the next host cleans up after it."""
+"""When a host is killed, its guests end, and the next host removes what the killed host left behind."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ asyncio.run(main())
 @pytest.fixture(autouse=True)
 def own_runtime_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A runtime folder for this test only, because hosts of other tests would also clean up after the killed
-    host. Its path is short, because it contains sockets.
+    host. The folder contains sockets, so its path must be short.
     """
     with tempfile.TemporaryDirectory(prefix="hd") as folder:
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
@@ -92,8 +92,8 @@ async def test_next_host_cleans_up(host: subprocess.Popen[str]) -> None:
     async with hutch.Hutch() as sandbox:
         assert (await sandbox.run("1")).ok
         assert temp_dirs(host.pid) == []
-        # Run code until all groups are removed: a group whose process is still ending is removed when the
-        # host creates its next group.
+        # Run code until all groups are removed. The group of a process that is still ending is removed when
+        # the host creates its next group.
         async with asyncio.timeout(30):
             while groups(host.pid):
                 assert (await sandbox.run("1", engine="deno")).ok

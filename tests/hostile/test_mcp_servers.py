@@ -50,8 +50,8 @@ async def serving(transport: str, result: str) -> AsyncIterator[dict[str, Any]]:
 @pytest.mark.parametrize(("transport", "name"), CASES)
 @repeat_on_stall
 async def test_result_does_not_block_the_event_loop(sandbox: hutch.Hutch, transport: str, name: str) -> None:
-    """In one step, describing the problems of 400,000 invalid blocks took a minute, and decoding 900,000
-    values half a second.
+    """In one step, it took a minute to describe the problems of 400,000 invalid blocks, and half a second to
+    decode 900,000 values.
     """
     async with serving(transport, name) as servers:
         await sandbox.run("1", mcp=servers)

@@ -1,4 +1,4 @@
-"""Servers that do not run as root or have no control groups still isolate and limit guests."""
+"""Servers that do not run as root, or that have no control groups, still isolate and limit guests."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ NOBODY = 65534
 ROOT = Path(__file__).parents[2]
 MIB = 1024 * 1024
 IS_ROOT = os.geteuid() == 0
-# Python and the checkout may be in folders that only root may enter. In a separate mount namespace, this
-# script replaces each such folder by one that contains only Python and the checkout.
+# Python and the checkout may be in folders that only root may enter. This script runs in a separate mount
+# namespace. There it replaces each of these folders by one that contains only Python and the checkout.
 EXPOSE = """
 set -e
 for path in $NEEDED; do
@@ -39,7 +39,9 @@ HIDE_CGROUPS = 'mount -t tmpfs tmpfs /sys/fs/cgroup && exec "$@"'
 
 
 def as_nobody(stash: Path) -> tuple[list[str], dict[str, str]]:
-    """Returns a command that runs another one as this user, and variables for it."""
+    """Returns the first part of a command that runs the rest of the command as an unprivileged user, and
+    environment variables for the command.
+    """
     if not IS_ROOT:
         return [], {}
     needed = {Path(sys.base_prefix), Path(sys.prefix), ROOT}

@@ -1,4 +1,4 @@
-"""Hostile texts in run records, and in requests for them."""
+"""Hostile texts in run records and in requests for run records."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ async def test_large_inputs_do_not_stall_the_server(server: ServeProcess, value:
 async def test_replay_with_large_inputs_of_tools_does_not_stall_the_server(
     server: ServeProcess, client: httpx2.Client
 ) -> None:
-    """The error message shows the difference between the inputs. Encoding such a large input for it in one
-    step takes 0.3 s.
+    """The error message shows how the inputs differ. Encoding such a large input for the message in one step
+    takes 0.3 s.
     """
     run_id = await record_run_with_a_tool(server)
     body = {"code": "await tools.note('\"'.repeat(4_000_000))"}
@@ -135,7 +135,7 @@ async def test_events_of_a_run_with_many_lines_do_not_stall_the_server(
     code = "for (let line = 0; line < 9_900; line++) console.log(`line ${line}`)"
     limits = {"max_log_lines": 10_000, "max_log_chars": 1_000_000, "timeout_ms": 60_000}
     run_id = client.post("/run", json={"code": code, "limits": limits}).json()["run_id"]
-    # Make a request first, because it waits until the record is written.
+    # Request the run first. The server answers this request only after the record is written.
     client.get(f"/runs/{run_id}")
     with ServerStalls(server.process.pid, server.url) as stalls:
         events = client.get(f"/runs/{run_id}/events").text

@@ -1,4 +1,4 @@
-"""A hostile runner can only lose its own session."""
+"""A hostile runner can affect only its own session."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_invalid_message_is_dropped_and_the_channel_stays_open(
 
 
 async def test_call_without_input_gets_null(with_runner: WithRunner) -> None:
-    """The public runner leaves out `input` if the guest passes no argument."""
+    """If the guest passes no argument, the public runner sends no `input`."""
     sandbox = with_runner(
         """
         send(type="started", id=id)
@@ -168,8 +168,8 @@ LONG_LINES = {
 async def test_long_line_with_a_lone_surrogate_does_not_block_the_host(
     with_runner: WithRunner, payload: str, field: str
 ) -> None:
-    """Only Python's JSON parser accepts lone surrogates, and it needs a fifth of a second for such a line in
-    one step.
+    """Only Python's JSON parser accepts lone surrogates. Decoding such a line with this parser in one step
+    takes a fifth of a second.
     """
     sandbox = with_runner(
         f"""

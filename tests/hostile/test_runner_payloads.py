@@ -10,8 +10,8 @@ from tests.support.stalls import LoopStalls, repeat_on_stall
 
 @repeat_on_stall
 async def test_large_result_of_slow_numbers_does_not_block_the_host(with_runner: WithRunner) -> None:
-    """Decoding one of these numbers takes 10 us, so decoding all of them in one step would take a second.
-    Meanwhile the runner has ended, which must not lose the result.
+    """Decoding one of these numbers takes 10 us, so decoding all numbers in one step would take a second. The
+    runner exits before the result is decoded, and the host must still return the result.
     """
     sandbox = with_runner(
         """
@@ -41,7 +41,9 @@ LONG_PAYLOADS = {
 async def test_long_payload_does_not_block_the_host(
     with_runner: WithRunner, payload: str, end: str, kind: str
 ) -> None:
-    """Skipping the payload as part of the whole message takes up to 70 ms."""
+    """If the host parsed the payload with the rest of the message, skipping the payload would take up to 70
+    ms.
+    """
     heads = {
         "done": '{"type":"done","id":"%s","ok":true,"durationMs":1,"logs":[],"result":',
         "tool_call": '{"type":"tool_call","callId":"c1","providerName":"tools","safeToolName":"note",'

@@ -1,5 +1,5 @@
-"""Toolscripts that try to escape. The jail and the gateway must also stop attempts that Deno's permissions
-allow.
+"""Toolscripts that try to escape. The jail and the gateway must stop an attempt even if Deno's permissions
+allow it.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ def visible_to(pid: int) -> tuple[set[str], list[str], set[int]]:
 
 
 async def test_jail_contains_nothing_of_the_host(scripts: ScriptEnvironment, listener: int) -> None:
-    """Looks into the jail from outside, through /proc, because Deno's permissions would hide from the script
-    what exists there.
+    """Looks into the jail from outside, through /proc. From inside, Deno's permissions would hide what exists
+    in the jail.
     """
     running = asyncio.create_task(scripts.run(f"{IMPORT}await tools.every.slow({{ seconds: 60 }})"))
     await scripts.until_called("every__slow")

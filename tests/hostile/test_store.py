@@ -1,4 +1,6 @@
-"""Values that a database cannot store, concurrent writes and lost connections, on SQLite and PostgreSQL."""
+"""Values that a database cannot store, concurrent writes, and lost connections. The tests run on SQLite and
+PostgreSQL.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ UNSTORABLE = ["a\0b", "\ud800", "x\udfff"]
 
 
 def incompressible(length: int) -> str:
-    """Text that PostgreSQL cannot compress below its limit for index entries."""
+    """Returns text that PostgreSQL cannot compress below its limit for index entries."""
     rng = random.Random(length)
     return "".join(rng.choices(string.ascii_letters + string.digits, k=length))
 
@@ -100,7 +102,7 @@ async def test_number_out_of_range_is_refused_and_finds_nothing(store: Store) ->
 async def test_run_record_that_cannot_be_stored_does_not_block_the_others(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The id is too long for an index of PostgreSQL. SQLite has no such limit and stores the record."""
+    """The id is too long for an index of PostgreSQL. SQLite has no such limit, so it stores the record."""
     long = make_run(run_id=incompressible(20_000))
     others = [make_run(run_id=f"run{number}") for number in range(5)]
     for row in (*others[:2], long, *others[2:]):
@@ -113,14 +115,16 @@ async def test_run_record_that_cannot_be_stored_does_not_block_the_others(
 
 
 async def test_value_too_long_for_an_index_is_refused(store: Store) -> None:
-    """PostgreSQL refuses the value. SQLite stores it, because it has no limit for index entries."""
+    """PostgreSQL refuses the value. SQLite has no limit for index entries, so it stores the value."""
     with contextlib.suppress(UnstorableValue):
         await store.users.add(make_user(incompressible(20_000)))
     assert await add_user(store) is not None
 
 
 async def test_longest_ids_of_nested_steps_are_stored(store: Store) -> None:
-    """Ids of 200 characters, eight flows deep, in a run whose id has 200 characters of four bytes."""
+    """The run id has 200 characters of four bytes. The step is eight flows deep, so its full id consists of
+    nine ids, each of 200 characters.
+    """
     run = make_flow_run(run_id="\U0001f407" * 200)
     assert await store.journal.add(run)
     assert await store.journal.claim(run, "holder", now()) is not None
@@ -162,7 +166,7 @@ async def test_concurrent_writers_of_one_id_agree(store_settings: Settings, stor
 
 
 async def test_uses_of_keys_are_written_in_one_order(store: Store) -> None:
-    """Two servers that updated the same keys in different orders would block each other."""
+    """If two servers updated the same keys in different orders, they would block each other."""
     user = await add_user(store)
     keys = [make_key(user, digest=str(number), id=f"key{number}") for number in range(20)]
     for key in keys:

@@ -1,4 +1,6 @@
-"""No text of a guest, package, server, file or other user controls the terminal of `hutch`."""
+"""Hostile text from a guest, package, server, file or another user does not control the terminal of
+`hutch`.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +47,8 @@ def leaf_commands(group: click.Group = root, path: tuple[str, ...] = ()) -> Iter
             yield " ".join((*path, name))
 
 
-# For each command, arguments with which it shows hostile text. The tests replace GATEWAY and FOLDER by a URL
-# and a path.
+# For each command, the arguments that make the command show hostile text. The tests replace GATEWAY by a URL
+# and FOLDER by a path.
 ARGUMENTS: dict[str, list[str]] = {
     "eval": [THROW],
     "runner": ["--engine", HOSTILE],
@@ -205,7 +207,7 @@ def environ(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkout with a hostile name and hostile files."""
+    """A checkout whose name and files contain hostile text."""
     folder = tmp_path_factory.mktemp("checkout") / HOSTILE
     folder.mkdir()
     servers = {"one": {"command": HOSTILE, "args": [HOSTILE], "env": {HOSTILE: HOSTILE}, HOSTILE: 1}}
@@ -334,8 +336,8 @@ def test_only_few_modules_of_the_command_line_write_to_the_terminal() -> None:
     modules = {str(path.relative_to(CLI)): path for path in CLI.rglob("*.py")}
     assert modules.keys() >= WRITERS
     found = {name: output for name, path in modules.items() if (output := output_of(path))}
-    # Three other modules use a stream safely: flow/live.py passes it to the view of a flow, the log handler
-    # in main_loop.py writes with PrintableFormatter, and serve.py writes a constant.
+    # Three other modules use a stream, but safely: flow/live.py passes it to the view of a flow, the log
+    # handler in main_loop.py writes with PrintableFormatter, and serve.py writes a constant.
     passed_on = {
         "flow/live.py": ["sys.stderr"] * 3,
         "runtime/main_loop.py": ["sys.stderr"],

@@ -1,4 +1,4 @@
-"""Bodies with hundreds of thousands of problems get short answers and do not delay other requests."""
+"""Bodies with hundreds of thousands of problems: the answer is short, and other requests are not delayed."""
 
 from __future__ import annotations
 

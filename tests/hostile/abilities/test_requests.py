@@ -1,4 +1,6 @@
-"""Abilities that attack shared resources: connections, the host's memory and time, the next execution."""
+"""Abilities that attack shared resources: connections, the memory and the time of the host, and later
+executions.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ async def run(abilities: AbilityHarness, body: str, **fields: Any) -> AbilityRes
     )
 
 
-# Body of a wrapper that sends a forged request to the host. It can, because a guest controls the realm in
-# which its messages are serialised.
+# Body of a wrapper that sends a forged request to the host. A guest can forge messages, because it controls
+# the realm in which its messages are serialised.
 FORGED = """
     const forged = rest.forged;
     Object.prototype.toJSON = function () {
@@ -103,7 +105,7 @@ async def test_wrapper_cannot_set_framing_headers(abilities: AbilityHarness) -> 
 
 
 async def test_unsolicited_response_is_discarded(abilities: AbilityHarness) -> None:
-    """A second response to one request must not be used as the response for the next user."""
+    """The host must not use a second response to a request as the response for the next user."""
     poison = http_response(body=b"poison")
 
     async def twice(requests: RecordedRequest, writer: asyncio.StreamWriter) -> None:
@@ -130,8 +132,8 @@ async def test_connections_are_never_shared_between_users(abilities: AbilityHarn
 
 
 async def test_vm_keeps_no_state_for_the_next_execution(abilities: AbilityHarness) -> None:
-    """The state that an execution leaves is not visible to its own transform, to the user's next execution,
-    or to another user.
+    """An execution leaves state. This state is not visible to the ability's transform, to the user's next
+    execution, or to another user.
     """
     await abilities.credential("Authorization", TOKEN)
     abilities.api.responses["/slow"] = send_and_hang()
@@ -270,8 +272,8 @@ async def test_malicious_json_does_no_harm(abilities: AbilityHarness, body: byte
     ids=lambda content: str(content)[:40],
 )
 async def test_wrapper_may_report_any_response(abilities: AbilityHarness, content: Any) -> None:
-    """A wrapper can report any response, because it controls the realm that serialises the response. The host
-    must accept or refuse each one without harm.
+    """A wrapper controls the realm that serialises the response, so it can report any response. The host must
+    accept or refuse each response without harm.
     """
     code = "JSON.stringify = () => JSON.rest; Object.prototype.toJSON = function () { return rest.content };"
     response = await run(abilities, f"{code} return new Response('x')", params={"content": content})
@@ -281,7 +283,9 @@ async def test_wrapper_may_report_any_response(abilities: AbilityHarness, conten
 
 
 async def test_many_or_long_secrets_do_not_slow_down_responses(abilities: AbilityHarness) -> None:
-    """Tests a cookie with 800 values that are all searched for in the response, and very long secrets."""
+    """Tests very long secrets, and a cookie with 800 values. The redaction searches the response for each
+    value.
+    """
     await abilities.credential("Cookie", "; ".join(f"c{at}=value-{at:06}" for at in range(800)))
     abilities.api.responses["/"] = http_response(body=b"<p>value-123456 & \\u0041 %41</p>" * 25_000)
     began = time.monotonic()

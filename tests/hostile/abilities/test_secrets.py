@@ -1,4 +1,6 @@
-"""Abilities that try to steal a credential, by sending it elsewhere or through responses of the service."""
+"""Abilities that try to steal a credential: they send it to another host, or read it from a response that
+contains it.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def all_output(abilities: AbilityHarness, response: AbilityResponse) -> str:
 
 
 def encodings(secret: str = SECRET) -> dict[str, bytes]:
-    """Returns the secret in the encodings in which a service might return it."""
+    """Returns the secret in each encoding in which a service might return it."""
     codes = secret.encode()
     return {
         "raw": codes,
@@ -62,7 +64,7 @@ def encodings(secret: str = SECRET) -> dict[str, bytes]:
 
 
 def chunked(data: bytes, size: int) -> Callable[[RecordedRequest, asyncio.StreamWriter], Any]:
-    """Sends chunks of this size, each in its own write."""
+    """Sends the data in chunks of this size, each with its own write."""
 
     async def handle(requests: RecordedRequest, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: x\r\n\r\n")
@@ -105,8 +107,8 @@ async def test_secret_in_a_response_is_redacted_before_the_guest_reads_it(
     response = await run_thief(abilities, READ_BYTES)
     assert abilities.api.requests[0].all("authorization") == [SECRET]
     received = bytes(response.body["result"]["body"])
-    # In Base64, a character at the end of the secret also encodes bits of the byte beside it. So some
-    # characters may be left.
+    # In Base64, a character at the end of the secret also encodes bits of a byte outside of the secret. So
+    # some characters may remain.
     assert b"[redacted]" in received
     assert len(received) <= len(b"<[redacted]>") + 10
 
@@ -157,7 +159,7 @@ LOCATIONS: dict[str, CannedResponse] = {
     ),
     "broken json": http_response("200 OK", "Content-Type: application/json", body=b'{"' + SECRET.encode()),
 }
-# Wrappers that return or throw everything that they can read of a response.
+# Wrappers that return or throw everything that the wrapper can read of a response.
 WRAPPERS = {
     "returned": PLAIN.replace("payload.url, payload.init", "payload.api + '/say'"),
     "thrown": """export async function wrapper({ api }) {
@@ -184,7 +186,7 @@ async def test_secret_anywhere_in_a_response_is_not_readable(
 
 
 async def test_no_spelling_of_a_host_sends_the_secret_to_another(abilities: AbilityHarness) -> None:
-    """The credential is for 127.0.0.1. All these URLs lead to `localhost`, whatever else they contain."""
+    """The credential is for 127.0.0.1. All these URLs lead to `localhost`, even if they contain 127.0.0.1."""
     port = abilities.api.port
     urls = [
         f"http://{OTHER_HOST}:{port}/",

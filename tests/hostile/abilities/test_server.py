@@ -155,7 +155,7 @@ async def test_no_body_blocks_the_server(bo: UserClient, body: bytes) -> None:
 
 
 async def test_lists_use_limited_memory(eve: UserClient) -> None:
-    """A list of twelve abilities of the maximum size has several pages, even if the request asks for one."""
+    """The twelve abilities have the maximum size, so the server splits the list into several pages."""
     code = f"export async function wrapper() {{}} // {'x' * 1_000_000}"
     for at in range(12):
         assert (await eve.add(ability_id=f"large_{at:02}", wrapper_code=code)).status_code == 201
@@ -196,8 +196,7 @@ async def test_nothing_of_another_user_is_visible(bo: UserClient, eve: UserClien
         assert (await eve.get("/my/runs", params={"before": before})).json()["count"] == 0
     assert (await eve.call("DELETE", "/my/credentials/127.0.0.1")).json()["deletedCount"] == 0
     assert (await bo.get("/my/credentials")).json()["count"] == 1
-    # An ability that names another user's ability as a dependency does not reveal whether that ability
-    # exists.
+    # The answer does not reveal whether the other user's ability, which is named as a dependency, exists.
     await eve.add(ability_id="mine", dependency_order=[ID], dynamic_header_keys=[])
     asked = await eve.call("POST", "/abilities/mine/execute", json={"params": {"username": "a"}})
     assert error_message(asked, 400, "MISSING_DEPENDENCIES").endswith(ID)
@@ -323,7 +322,7 @@ async def test_every_spelling_of_a_key_counts_towards_its_rate_limit(
         statuses.append(answer.status_code)
     assert 429 in statuses
     assert set(statuses[statuses.index(429) :]) == {429}
-    # Calls through MCP count towards the same limit, even calls of unknown names.
+    # Tool calls over MCP count towards the limit of HTTP requests, even if the tool is unknown.
     for name in (ID, "unknown_0123abcd"):
         session = initialized.headers["mcp-session-id"]
         response = await mcp_request(

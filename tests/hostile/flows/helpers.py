@@ -20,8 +20,8 @@ def assert_error(answer: httpx2.Response, status: int, code: str) -> str:
 
 
 def flow_of_attempts(nodes: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns a flow in which every attempt is an independent step. When the step ID fails, as expected, the
-    step `ID-why` outputs its error.
+    """Returns a flow in which every attempt is an independent step that is expected to fail. When the step
+    `ID` has failed, the step `ID-why` outputs its error.
     """
     reasons = [node(f"{item['id']}-why", "dsl.emit", e=f"$step.{item['id']}.error") for item in nodes]
     edges = [edge(item["id"], f"{item['id']}-why", on="failure") for item in nodes]
@@ -29,7 +29,7 @@ def flow_of_attempts(nodes: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 async def run_attempts(eve: FlowClient, rid: str, nodes: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Runs the attempts, checks that all fail, and returns their errors."""
+    """Runs the attempts and checks that all attempts fail. Returns the errors."""
     await eve.start_run(flow_of_attempts(nodes), rid)
     run = await eve.wait_for_end(rid)
     assert run["status"] == "completed", run

@@ -45,7 +45,7 @@ async def test_flow_cannot_use_protocols_outside_the_scopes_of_the_key(eve: Flow
         "there is no kind" in json.dumps(each) or "not allowed" in json.dumps(each)
         for each in outputs.values()
     )
-    # The same step is refused in an inner flow that is part of the flow.
+    # The step is also refused inside a nested flow.
     await eve.start_run(flow([node("f", "flow.run", flow=flow([code]), inputs={})], name="inner"), f"{rid}-2")
     assert (await eve.wait_for_end(f"{rid}-2"))["outcome"] == "step_failed"
 
@@ -103,7 +103,7 @@ async def test_other_users_runs_and_flows_are_invisible(eve: FlowClient, bo: Flo
     assert_error(await eve.post(f"/flows/f-{rid}/runs", {}), 404, "NOT_FOUND")
     assert (await eve.get_json("/runs"))["runs"] == []
     assert (await eve.get_json("/flows")) == {"flows": []}
-    # For eve, a name in a step refers to her own flows, and she has none.
+    # If eve names a flow in a step, the server looks only for a flow of eve, and she has none.
     why = await run_attempts(eve, f"{rid}-eve", [node("f", "flow.run", flow=f"f-{rid}", inputs={})])
     assert "There is no flow" in why["f"]["message"]
     assert (await bo.get_json(f"/runs/{rid}"))["status"] in ("pending", "running")
@@ -119,7 +119,8 @@ async def test_duplicate_run_id_reveals_and_hides_nothing(
     for inputs in ({"secret": MARK}, {}):
         answer = await eve.post("/flows/short/runs", {"run_id": rid, "inputs": inputs})
         assert MARK not in assert_error(answer, 409, "CONFLICT")
-    # A flow run with the same id must not hide another owner's run of another protocol.
+    # A flow run with the id of another owner's run must not hide that run, even if that run has another
+    # protocol.
     owner = await server.store.users.by_name(f"bo-{rid}")
     assert owner is not None
     other = make_run(run_id=f"{rid}-execbox", owner=owner.id, protocol="cli")
@@ -182,9 +183,7 @@ async def test_other_users_ability_is_unknown(
 async def test_step_cannot_request_the_server_itself_or_internal_addresses(
     server: FlowServer, operator: FlowClient, eve: FlowClient, rid: str
 ) -> None:
-    """Loopback is not forbidden as a whole: the policy allows one port there, on which the server does not
-    listen.
-    """
+    """The policy allows one port of loopback, and refuses the port of the server."""
     port = urlsplit(operator.server.url).port
     urls = [
         f"http://127.0.0.1:{port}/health",

@@ -24,7 +24,9 @@ pytestmark = pytest.mark.anyio
 async def test_step_output_cannot_forge_protocol_messages(
     server: FlowServer, operator: FlowClient, rid: str
 ) -> None:
-    """Output of a step that looks like a message remains text on stdout, in the events and in the log."""
+    """If the output of a step looks like a message, it remains text on stdout, in the events and in the
+    log.
+    """
     eve = await server.user(operator, f"eve-{rid}", ("rep", "execbox"))
     forged = '\n{"jsonrpc":"2.0","id":3,"result":{"status":"completed","summary":{"outputs":"forged"}}}\n'
     sse = "\n\nid: 99\nevent: end\ndata: {}\n\n"
@@ -174,7 +176,7 @@ def test_runtime_name_cannot_be_a_path(tmp_path: Path, name: str) -> None:
 
 
 def test_hostile_orchestrator_cannot_break_the_runtime() -> None:
-    """The runtime answers every odd request, and afterwards it still works."""
+    """The runtime answers every malformed request, and still works afterwards."""
     short = flow([node("w", "wait", seconds=0)])
     odd: list[Any] = [None, 7, [], "x", {"a": 1}, True, -1, 1e300, "x" * 10_000, "\ud800"]
     with running_runtime() as runtime:

@@ -125,7 +125,7 @@ async def test_run_too_large_for_a_runtime_is_not_started(eve: FlowClient, rid: 
 
 
 async def test_odd_numbers_and_long_messages_only_end_their_run(eve: FlowClient, rid: str) -> None:
-    """Regression: an event with missing fields made the server lose the run every two seconds."""
+    """Regression: because of an event with missing fields, the server lost the run every two seconds."""
     long = flow([node("a", "approve", message="$input.m")], name="asks")
     await eve.start_run(long, rid, inputs={"m": "x" * 100_000})
     run = await eve.wait_for_end(rid)
@@ -141,7 +141,9 @@ async def test_odd_numbers_and_long_messages_only_end_their_run(eve: FlowClient,
 
 
 async def test_repeated_references_to_a_large_output_are_bounded(eve: FlowClient, rid: str) -> None:
-    """The steps refer 2 000 times to the same large output. Without a bound, their values would take 8 GB."""
+    """The steps refer 2 000 times to one large output. Without a bound, the values of these references would
+    take 8 GB.
+    """
     nodes = [
         node("big", "dsl.emit", v="$input.big"),
         node("more", "dsl.emit", v=["$step.big"] * 2_000),
@@ -178,7 +180,7 @@ async def test_outputs_of_a_run_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_steps_of_nested_flows_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seven levels of 20 flows each would be more than a billion steps."""
+    """Without a limit, seven levels of 20 flows each would be more than a billion steps."""
     monkeypatch.setattr(context, "MAX_NESTED_STEPS", 2_000)
     inner = flow([node("w", "wait", seconds=0)], name="l0")
     flows = {"l0": inner}
@@ -198,7 +200,7 @@ async def test_steps_of_nested_flows_are_bounded(monkeypatch: pytest.MonkeyPatch
 async def test_loop_over_ten_thousand_items_does_not_block_others(
     eve: FlowClient, bo: FlowClient, operator: FlowClient, rid: str
 ) -> None:
-    """The items run in the process of the run, but the server records each of them."""
+    """The process of the run executes the items, but the server records each item."""
     emit = {"type": "dsl.emit", "with": {"v": "$item"}}
     loop = node("loop", "for_each", items=list(range(10_000)), step=emit, max_parallel=32)
     run_id = f"{rid}-{uuid.uuid4()}"
@@ -215,7 +217,7 @@ async def test_loop_over_ten_thousand_items_does_not_block_others(
 async def test_one_user_cannot_use_all_slots(
     eve: FlowClient, bo: FlowClient, operator: FlowClient, rid: str
 ) -> None:
-    """One user starts runs that wait for a month, and queues as many as the server accepts."""
+    """The user starts runs that wait for a month, and queues as many runs as the server accepts."""
     await eve.post("/flows", flow([node("w", "wait", seconds=MONTH - 1)], name="month"))
     answers = [await eve.post("/flows/month/runs", {"run_id": f"{rid}-{at}"}) for at in range(30)]
     taken = [answer for answer in answers if answer.status_code == 202]

@@ -128,7 +128,7 @@ async def test_other_users_flow_does_not_wait_for_a_large_one(
 async def test_outputs_with_millions_of_values_do_not_stall_the_server(
     eve: FlowClient, operator: FlowClient
 ) -> None:
-    """Such outputs are no problem, because the server stores and sends outputs without decoding them."""
+    """The server stores and sends outputs without decoding them, so such outputs do not stall it."""
     rid = f"lists-{uuid.uuid4()}"
     nodes = [node("end", "finish", outputs=["$input.lists"] * 20)]
     lists: list[Any] = [[]] * 45_000

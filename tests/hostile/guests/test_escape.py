@@ -203,7 +203,7 @@ NETWORK = {
     ),
 }
 
-# Attempts on which Deno ends the execution, or even its process.
+# Attempts for which Deno ends the execution or its process.
 LETHAL = {
     "a worker with more permissions": (
         "const w = new Worker('data:text/javascript,postMessage(Deno.readTextFileSync(\"/etc/passwd\"))',"

@@ -1,4 +1,4 @@
-"""Guests that send protocol messages themselves can only spoil their own run."""
+"""Guests that send forged protocol messages can spoil only their own run."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.hostile.guests.recording_tool import RecordingTool
 
 import hutch
 
-# Program that uses Deno's internals to write to the runner's socket. With this, a guest must not be able to
-# choose an error code, call a tool that it was not given, or reach another run.
+# Program that uses Deno's internals to write to the runner's socket. Even so, a guest must not be able to
+# choose an error code, to call a tool that it was not given, or to affect another run.
 HIJACK = """
     const core = Deno[Deno.internal].core;
     const [rid] = Object.entries(core.resources()).find(([, name]) => name === 'unixStream');

@@ -60,7 +60,7 @@ FIND = {
 
 
 async def test_no_state_of_one_execution_is_visible_to_the_next(run: Run) -> None:
-    # It does not matter here if some of the attempts to leave state fail.
+    # Some of the attempts to leave state may fail.
     left = await run(program(LEAVE_STATE), timeout_ms=30_000)
     assert left.error is None
     for _ in range(3):

@@ -1,5 +1,5 @@
-"""Endless guests time out: by interruption if possible, otherwise by killing their process. Neighbours
-survive.
+"""Endless guests time out: the engine interrupts the guest, or the host kills the guest's process. Other
+guests survive.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ LOOPS = {
     "Atomics.wait": "Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0)",
 }
 
-# Calls that neither QuickJS nor Deno's own timers can interrupt, because they do not check the clock inside
-# of them.
+# Calls that run for long without checking the clock. Neither QuickJS nor Deno's own timers can interrupt such
+# calls.
 NATIVE = {
     "join": "const a = []; a.length = 4294967295; a.join()",
     "a big integer as text": "for (;;) (7n ** 200000n).toString()",
@@ -215,8 +215,8 @@ async def test_thrown_proxy_ends_the_execution_immediately(run: Run, trap: str, 
 
 
 async def test_proxy_thrown_in_a_timer_ends_the_execution_immediately(sandbox: hutch.Hutch) -> None:
-    """Deno reads an error that a timer throws, so on deno the traps of the Proxy could run. This is tested on
-    QuickJS only.
+    """When a timer throws an error, Deno reads the error, so on deno the Proxy's traps could run. The test
+    runs on QuickJS only.
     """
     throw = "setTimeout(() => { throw thrown }); await new Promise(() => {})"
     for trap in TRAPS.values():

@@ -1,4 +1,6 @@
-"""Memory bombs end as memory_limit, cannot be faked, and leave no memory in use."""
+"""Memory bombs end with the error `memory_limit`, guests cannot fake this error, and no memory stays in
+use.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +51,7 @@ BOMBS = {
 
 
 async def test_every_bomb_exceeds_its_memory_limit(run: Run, engine: str) -> None:
-    # A low limit makes the test fast, because QuickJS reaches it sooner. A process of Deno needs a higher
-    # limit to start.
+    # QuickJS reaches a low limit sooner, so the test is faster. A Deno process needs a higher limit to start.
     limit = 8 if engine == "quickjs" else 32
     options = {"memory_limit_bytes": limit * MIB, "timeout_ms": 60_000}
     results = await asyncio.gather(*(run(code, **options) for code in BOMBS.values()))
@@ -65,8 +66,8 @@ async def test_every_bomb_exceeds_its_memory_limit(run: Run, engine: str) -> Non
 async def test_guest_that_only_queues_jobs_exceeds_its_memory_at_every_limit(
     sandbox: hutch.Hutch,
 ) -> None:
-    """Tests many limits, because QuickJS drops a job and continues if the memory suffices for a promise but
-    not for its job.
+    """If the memory suffices for a promise but not for its job, QuickJS drops the job and continues. This
+    happens only at some limits, so the test tries many.
     """
     limits = range(4 * MIB, 5 * MIB, 64 * 1024)
     code = "for (;;) queueMicrotask(() => {})"
@@ -142,7 +143,7 @@ async def test_faked_memory_error_is_a_runtime_error(run: Run, code: str) -> Non
 
 async def test_caught_bomb_does_not_turn_later_errors_into_memory_limit(run: Run, engine: str) -> None:
     if engine == "deno":
-        # On deno, the limit ends the process, so the guest cannot catch an error.
+        # On deno, the limit ends the whole process, so the guest has no error to catch.
         code, expected = BOMBS["arrays"], "memory_limit"
     else:
         code = (
@@ -203,7 +204,7 @@ async def test_runner_and_host_stay_small_after_many_bombs() -> None:
             sizes.append(resident_bytes(runner))
             hosts.append(resident_bytes(os.getpid()))
         assert runners(sandbox) == {runner}
-    # The bombs used 768 MiB in total. Allow for garbage, which is freed only after a collection or two.
+    # The bombs used 768 MiB in total. Allow for garbage, which is freed by one of the next collections.
     assert max(sizes[3:]) < 400 * MIB
     assert max(sizes[3:]) < max(sizes[:3]) + 100 * MIB
     assert max(hosts[3:]) < max(hosts[:3]) + 16 * MIB

@@ -1,4 +1,4 @@
-"""Floods of logs and huge or deeply nested results do not use up the host's memory, and are not parsed as
+"""Floods of logs, and huge or deeply nested results. The host neither keeps them in memory nor parses them as
 protocol messages.
 """
 
@@ -16,7 +16,8 @@ from tests.support.stalls import LoopStalls, repeat_on_stall
 import hutch
 
 MIB = 1024 * 1024
-# Every flood is larger than this, so a smaller growth shows that the host does not keep it in memory.
+# Every flood is larger than this bound. If the host's memory grows by less, the host does not keep the flood
+# in memory.
 MAX_GROWTH = 64 * MIB
 
 FLOODS = {
@@ -138,7 +139,7 @@ async def test_result_of_exactly_the_limit_is_accepted(
 @pytest.mark.parametrize("text", ["'\"'.repeat(4194302)", "'\\u0001'.repeat(1398100)"])
 @repeat_on_stall
 async def test_result_of_escapes_does_not_block_the_host(run: Run, text: str) -> None:
-    """Reading the message with such a result in one step would block the host for up to 80 ms."""
+    """If the host read the message with such a result in one step, it would be blocked for up to 80 ms."""
     async with LoopStalls() as stalls:
         result = await run(text, memory_limit_bytes=300 * MIB, timeout_ms=60_000)
     assert result.error is None
@@ -147,8 +148,8 @@ async def test_result_of_escapes_does_not_block_the_host(run: Run, text: str) ->
 
 
 async def test_result_of_millions_of_wide_characters_is_accepted(run: Run) -> None:
-    """The prelude must not measure such a result with a loop over its characters, which takes QuickJS more
-    than 20 s.
+    """QuickJS needs more than 20 s for a loop over the characters of such a result, so the prelude must
+    measure the result without a loop.
     """
     for text, size in (("'é'.repeat(4194303)", 8_388_608), ("'😀'.repeat(2097152)", None)):
         result = await run(text, memory_limit_bytes=300 * MIB, timeout_ms=15_000)
@@ -190,7 +191,7 @@ async def test_huge_tool_result_is_an_error_that_the_guest_can_catch(run: Run) -
 @pytest.mark.parametrize("text", ['"' * 4_000_000, "\x01" * 1_300_000], ids=["quotes", "controls"])
 @repeat_on_stall
 async def test_large_tool_result_does_not_block_the_host(run: Run, text: str) -> None:
-    """Encoded at once, such a result takes 80 to 120 ms."""
+    """Encoding such a result in one step takes 80 to 120 ms."""
 
     async def give() -> dict[str, str]:
         return {"text": text}

@@ -1,4 +1,4 @@
-"""Neither a hostile caller nor a hostile package changes the compiled code that other owners execute."""
+"""Compiled code that other owners execute: neither a hostile caller nor a hostile package can change it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.contract.tpmjs.harness import eventually, tool
 from tests.support.packaged import ToolsHarness, open_tools
 
 CODE = "v8_code_cache_v2"
-# An honest tool that evaluates code of its caller, as tools for templates and queries do.
+# An honest tool that evaluates code of its caller, like tools for templates or queries.
 EVALUATOR = tool(
     "return await (async () => eval(params.code ?? '0'))(), answer()", "import { answer } from './answer.js';"
 )
@@ -68,7 +68,7 @@ async def test_hostile_caller_does_not_change_what_others_execute(
         files = {"index.js": EVALUATOR, "answer.js": "export const answer = () => 'honest';\n"}
         harness.npm.publish("evaluator", files=files)
         hostile = {"code": ATTACK}
-        # Let the hostile caller make the calls after which the server creates the cache.
+        # The server creates the cache after a number of calls. Let the hostile caller make these calls.
         await execute_until_cached(harness, "evaluator", params=hostile, caller="eve")
         before = contents(cache_of(harness, "evaluator"))
         assert CODE in before
@@ -80,12 +80,13 @@ async def test_hostile_caller_does_not_change_what_others_execute(
 
 
 async def test_poisoned_cache_of_a_package_affects_only_that_package(tmp_path: Path) -> None:
-    """Both packages have the same dependency at the same path in their jails, so their caches could be
+    """In the jails of both packages, the same dependency has the same path, so the packages' caches could be
     confused.
     """
 
     def publish(harness: ToolsHarness, answer: str) -> None:
-        # V8 accepts cached code for any source of the same length, so the answers need the same length.
+        # V8 accepts cached code for any source of the same length. So the sources, and thus the answers, need
+        # the same length.
         assert len(answer) == len("honest")
         harness.npm.publish("shared", files={"index.js": f"export const answer = {answer!r};\n"})
         for name in ("evil", "good"):

@@ -1,4 +1,4 @@
-"""A hostile caller does not change the descriptions that other callers get."""
+"""A hostile caller cannot change the descriptions that other callers get."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tools that never end, use up everything or kill themselves get the right error code and do not harm the
-server.
+"""Tools that never end, exhaust a resource or kill themselves. The call gets the right error code, and the
+server is not harmed.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ async def test_endlessly_nested_output_is_rejected(tools: ToolServer) -> None:
 
 async def test_output_of_a_million_keys_is_rejected(tmp_path: Path) -> None:
     source = "return Object.fromEntries(Array.from({ length: 1e6 }, (_, i) => ['key' + i, i]))"
-    # Give the tool enough time even on a busy machine, so that it fails because of the size and not of a
-    # timeout.
+    # The tool must fail because of the size, and not because of a timeout, so give it enough time for a busy
+    # machine.
     async with server_with_registry(tmp_path, {}, tool_timeout_ms=60_000) as tools:
         answer = await tools.run(tool(source))
         assert answer["success"] is False

@@ -125,7 +125,7 @@ async def test_storage_of_a_tool_ends_with_its_process(tools: ToolServer) -> Non
 
 
 async def test_allowed_attempts_succeed(tools: ToolServer) -> None:
-    """Shows that allowed attempts work at all. Otherwise the refusals in other tests would prove nothing."""
+    """Shows that allowed attempts succeed. Otherwise the refusals in other tests would prove nothing."""
     allowed = {
         "its tree": "return fs.readFileSync('/pkg/load.mjs', 'utf8')",
         "its scratch space": "fs.writeFileSync('/tmp/x', 'x'); return fs.readFileSync('/tmp/x', 'utf8')",
@@ -171,7 +171,7 @@ async def test_number_of_files_is_limited(tools: ToolServer) -> None:
 async def test_files_and_processes_of_a_concurrent_call_are_unreachable(
     tmp_path: Path, sync: SyncServer
 ) -> None:
-    # A long timeout, because the first call waits for the second one, which may start slowly.
+    # The first call waits for the second call, which may start slowly, so the timeout is long.
     settings = {"tool_timeout_ms": 60_000, "egress_allow": sync.address}
     async with server_with_registry(tmp_path, {}, **settings) as tools:
         writer = tools.publish(
@@ -222,7 +222,7 @@ PRINTS = [
 
 
 def printing_tool(print_code: str) -> str:
-    """Returns a tool that prints the fake messages with this code, and then continues for a while."""
+    """Returns a tool that prints fake messages with this code and then continues to run for a while."""
     wait = "await new Promise((r) => setTimeout(r, 50))"
     return tool(
         f"{FAKE_MESSAGES} for (const line of lines) {{ {print_code} }} {wait}; return 'honest'", BEFORE
@@ -245,8 +245,8 @@ async def test_fake_protocol_messages_are_not_events(tools: ToolServer, print_co
 
 
 async def test_package_that_hijacks_the_runners_connection_affects_only_itself(tools: ToolServer) -> None:
-    """A package shares the realm of its runner, so it can send messages for the runner. This may affect only
-    its own call.
+    """A package shares the realm of its runner, so it can send messages in the name of the runner. Such
+    messages may affect only the package's own call.
     """
     source = tool(
         "return 'honest'",
@@ -303,7 +303,7 @@ async def test_poisoned_realm_affects_only_its_own_call(tools: ToolServer) -> No
 
 
 async def test_prototype_names_are_passed_as_data(tools: ToolServer) -> None:
-    """Names such as `__proto__` are passed unchanged in the parameters and in the output."""
+    """Names such as `__proto__` remain unchanged in the parameters and in the output."""
     params = json.loads('{"__proto__": {"polluted": 1}, "constructor": {"prototype": {"polluted": 1}}}')
     answer = await tools.run(tool("return [({}).polluted ?? null, params]"), params=params)
     assert answer["output"] == [None, params]

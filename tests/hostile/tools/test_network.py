@@ -82,7 +82,9 @@ async def test_refusal_names_the_reason(tools: ToolServer) -> None:
 
 
 async def test_allowed_host_is_reachable(tools: ToolServer, sync: SyncServer) -> None:
-    """Shows that requests work at all. Otherwise the refusals in other tests would prove nothing."""
+    """Shows that requests to allowed hosts succeed. Otherwise the refusals in other tests would prove
+    nothing.
+    """
     url = json.dumps(f"{sync.url}/ready/reached")
     allowed = {
         "fetch": f"return (await fetch({url})).status",
@@ -99,7 +101,8 @@ async def test_redirect_to_an_internal_address_is_refused(tools: ToolServer, syn
     asked = len(tools.npm.requests)
     answer = await tools.execute(package, params={"url": f"{sync.url}/redirect/{tools.npm.port}"})
     assert "127.0.0.1 is a loopback address" in answer["error"]["message"]
-    # The redirect led to the registry, which got no request except those for the package's installation.
+    # The redirect led to the registry. The registry got no request other than those for the package's
+    # installation.
     requests = tools.npm.requests[before:asked] + tools.npm.requests[asked:]
     assert {each.partition("@")[0] for each in requests} == {package}
 
@@ -149,7 +152,7 @@ async def test_other_protocols_and_raw_sockets_cannot_connect(tools: ToolServer)
         "a socket of the host": "return await open('/run/docker.sock')",
         "an abstract socket": "return await open('\\0/tmp/.X11-unix/X0')",
     }
-    # Make few attempts per call, because starting threads takes long on a busy machine and a tool has little
+    # Make few attempts in each call. Starting threads takes long on a busy machine, and a tool has little
     # time.
     for some in batched(attempts, 5):
         answer = await tools.run(tool(program({name: attempts[name] for name in some}), BEFORE))
@@ -180,7 +183,7 @@ async def test_two_jails_cannot_connect_to_each_other(tools: ToolServer, sync: S
             BEFORE,
         )
     )
-    # Install both packages first, because the listener has little time to wait for the caller.
+    # Install both packages first, because the listener waits only a short time for the caller.
     await asyncio.gather(tools.execute(caller), tools.execute(listener, "-"))
     listening = asyncio.create_task(tools.execute(listener, params={"sync": sync.url}))
     await sync.wait_ready("listening")

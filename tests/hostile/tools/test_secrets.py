@@ -1,4 +1,6 @@
-"""Secrets in a call's env reach only that tool and appear nowhere else, during the call or later."""
+"""Only the called tool gets the secrets in a call's env. They appear nowhere else, neither during the call
+nor later.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from hutch.npm.package_spec import PackageSpec
 from hutch.protocols.tpmjs.models import PackageToolCall
 from hutch.sandbox.runner.profile import Profile
 
-# Written in two parts, so that a search for the secret does not find it in this file.
+# The secret is written in two parts, so that a search for the secret does not find this file.
 MARK = "hutch-secret-" + "mark"
 ENV = {"SOME_API_KEY": MARK, "PLAIN": "x"}
 
@@ -60,7 +62,7 @@ async def server(sync: SyncServer) -> AsyncIterator[ToolServer]:
 
 
 def on_disk(folders: tuple[Path, ...]) -> list[str]:
-    """Returns the files in these folders that contain the secret or have it in their name."""
+    """Returns the files in these folders whose content or name contains the secret."""
     found = []
     for folder in folders:
         for path in folder.rglob("*"):
@@ -82,7 +84,7 @@ def in_processes() -> Iterator[str]:
 
 
 async def test_secret_is_in_no_log_record_or_file(server: ToolServer) -> None:
-    # Call each tool twice, because a spare may serve the second call.
+    # Call each tool twice, so that a spare may serve the second call.
     for _ in range(2):
         answers = await server.run_all(
             {name: {"source": source, "env": ENV} for name, source in SOURCES.items()}
@@ -117,7 +119,7 @@ async def test_secret_is_in_no_process_list_while_the_tool_runs_or_waits(
 
 
 async def test_caller_gets_the_output_of_its_tool_unredacted(server: ToolServer) -> None:
-    """The caller may see the secret, because it is the caller's own."""
+    """The secret belongs to the caller, so the caller may see it."""
     answer = await server.run(SOURCES["throws"], env=ENV)
     assert answer["error"]["message"] == MARK
     answer = await server.run(SOURCES["prints"], env=ENV)
@@ -139,7 +141,7 @@ async def test_error_of_a_rejected_request_does_not_contain_the_secret(server: T
 async def test_server_keeps_no_file_open_that_contains_the_secret(server: ToolServer) -> None:
     """A runner gets its payload as stdin from an anonymous file, which the server closes after the start."""
     await server.run(SOURCES["succeeds"], env=ENV)
-    # A spare may be starting at this moment.
+    # A spare may be starting. Until it has started, its file is open.
     await asyncio.to_thread(wait_until, lambda: open_secret_files(server.pid) == [])
 
 

@@ -10,8 +10,7 @@ from tests.contract.tpmjs.harness import tool
 from tests.support.packaged import ToolsHarness, open_tools
 from tests.support.stalls import LoopStalls, repeat_on_stall
 
-# Functions that make the parameters, because every test process collects these tests and would otherwise make
-# them, too.
+# The parameters are made by functions. Otherwise pytest would make all of them when it collects the tests.
 SLOW_PARAMS: dict[str, Callable[[], Any]] = {
     "exponents": lambda: [1e300] * 400_000,
     "keys": lambda: {f"k{number}": 1 for number in range(200_000)},

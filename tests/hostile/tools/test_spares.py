@@ -42,7 +42,7 @@ def ticks(pid: int) -> int:
 
 
 def is_stopped(server: ToolServer, package: str) -> bool:
-    """True if there is exactly one process of a package, and it is stopped."""
+    """Returns whether a package has exactly one process and this process is stopped."""
     try:
         return [*map(state, spares(server, package))] == ["T"]
     except FileNotFoundError:
@@ -74,7 +74,7 @@ async def test_background_work_of_a_package_is_stopped_between_calls(
     for _ in range(20):
         assert await server.healthy()
     assert (ticks(spare), sync.requests, state(spare)) == (before, requests, "T")
-    # The spare is resumed for this call, which may fail because of the package's background work.
+    # The call resumes the spare. The call may fail because of the package's background work.
     answer = await server.execute(package, env={"SYNC": sync.url})
     assert answer["success"] or answer["error"]["code"] in ("EXECUTION_TIMEOUT", "TOOL_EXECUTION_ERROR")
     assert (await server.run(tool("return 'next'")))["output"] == "next"
