@@ -32,7 +32,7 @@ class ExecboxClient:
         return message
 
     async def call(self, id: str) -> dict[str, Any]:
-        """Receives the next message, and checks that it is a tool call of this execution."""
+        """Receives the next message, and checks that the message is a tool call of this execution."""
         call = await self.receive()
         assert (call["type"], call["id"]) == ("tool_call", id)
         return call

@@ -18,7 +18,7 @@ KEY = "sésame-öffne-dich"
 
 @pytest.fixture(scope="module", params=["HUTCH_API_KEY", "EXECUTOR_API_KEY"])
 def guarded(request: pytest.FixtureRequest) -> Iterator[ServeProcess]:
-    """A server with an API key. The parameters are the two variables that set the key."""
+    """A server with an API key. The parameters are the two environment variables that can set the key."""
     env = {
         request.param: KEY,
         "HUTCH_ALLOWED_HOSTS": "hutch.example, other.example",
@@ -187,7 +187,7 @@ async def test_allowed_origin_still_requires_the_key(guarded: ServeProcess) -> N
 
 
 def upgrade(server: ServeProcess, *headers: str) -> str:
-    """Returns the response to a WebSocket handshake with these headers."""
+    """Sends a WebSocket handshake with these headers. Returns the response."""
     return ask(
         server,
         "/execbox",
@@ -200,7 +200,9 @@ def upgrade(server: ServeProcess, *headers: str) -> str:
 
 
 def ask(server: ServeProcess, path: str, *headers: str) -> str:
-    """Sends exactly these headers over a socket, because no library would send them. Returns the response."""
+    """Sends exactly these headers and returns the response. Uses a socket, because no library would send such
+    headers.
+    """
     address = urlsplit(server.url)
     with socket.create_connection((address.hostname, address.port), TIMEOUT_SECONDS) as connection:
         connection.sendall("\r\n".join([f"GET {path} HTTP/1.1", *headers, "", ""]).encode())
@@ -217,7 +219,9 @@ def as_header(text: str) -> str:
 async def test_sandboxed_script_can_use_the_key_for_the_gateway_only(
     guarded: ServeProcess,
 ) -> None:
-    """With other routes, a script would get network access or could approve its own tool calls."""
+    """If the key opened other routes, a script would get network access or could approve its own tool
+    calls.
+    """
     headers = {"Authorization": as_header(f"Bearer {KEY}"), "X-Hutch-Run": "run"}
     status, body = await refused(guarded, **headers)
     assert (status, "Scripts have no access to /execbox" in body) == (403, True)

@@ -1,4 +1,4 @@
-"""Conversion of exceptions to errors that callers may see."""
+"""Conversion of exceptions to errors that may be sent to callers."""
 
 from __future__ import annotations
 

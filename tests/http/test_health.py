@@ -1,4 +1,4 @@
-"""`/health`, `/metrics`, and wrong paths and methods."""
+"""`/health`, `/metrics`, and requests with a wrong path or method."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ async def test_disconnect_at_the_end_of_the_work_does_not_cancel_later_work() ->
 
     async def work() -> int:
         disconnected.set()
-        # Yield once, so that the disconnect is noticed while this returns.
+        # Yield once, so that the disconnect is noticed while this function is returning.
         await asyncio.sleep(0)
         return 3
 

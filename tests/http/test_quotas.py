@@ -1,4 +1,4 @@
-"""Refusals because of a quota, over each protocol of a real server."""
+"""Refusals because of an exceeded quota, over each protocol of a real server."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_other_keys_are_not_affected(
 ) -> None:
     other = operator.post("/console/users/ann/keys", json={"scopes": ["execbox"]}).json()
     assert run(server, other["secret"]).json()["result"] == 2
-    # A limit of the user counts the executions of all keys.
+    # A limit of the user counts the executions of all keys of the user.
     assert operator.put("/console/users/ann/quota", json={LIMIT: 2}).status_code == 200
     assert_refused(run(server, other["secret"]))
     assert operator.put("/console/users/ann/quota", json={}).status_code == 200

@@ -1,4 +1,4 @@
-"""Limits on the rate of tool calls, with a fake clock, and on their concurrency."""
+"""Limits on the rate of tool calls, tested with a fake clock, and limits on concurrent tool calls."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from hutch.http.sse import EventBuffer, encode_comment, encode_event, event_stre
 
 
 class Client:
-    """Receives a response in this process, and may disconnect."""
+    """Receives a response in this process. The test can make the client disconnect."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -125,8 +125,8 @@ async def test_disconnect_closes_the_events() -> None:
 
 
 async def test_signal_does_not_end_a_stream_before_its_events_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a signal, sse-starlette would end all streams of the process. Hutch lets them finish while the
-    server drains.
+    """On a signal, sse-starlette would end all streams of the process. Hutch lets the streams finish while
+    the server drains.
     """
     monkeypatch.setattr(AppStatus, "should_exit", True)
     client, events = Client(), Events()

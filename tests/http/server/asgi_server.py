@@ -18,8 +18,8 @@ from hutch.http.server.uvicorn_protocols import BoundedHttpProtocol, QuietWebSoc
 
 @contextlib.asynccontextmanager
 async def serve_app(app: ASGIApp, go: asyncio.Event, **options: Any) -> AsyncIterator[str]:
-    """Serves an application with uvicorn. Yields host and port. Sets `go` at the end, so that handlers that
-    wait for it finish.
+    """Serves an application with uvicorn. Yields host and port. At the end, sets `go`, so that handlers that
+    wait for `go` finish.
     """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         config = uvicorn.Config(
@@ -38,7 +38,7 @@ async def serve_app(app: ASGIApp, go: asyncio.Event, **options: Any) -> AsyncIte
 
 @contextlib.asynccontextmanager
 async def serve_bounded(app: ASGIApp, limits: ConnectionLimits | None = None) -> AsyncIterator[int]:
-    """Serves an application with the protocols of `hutch serve`. Yields the port."""
+    """Serves an application with the protocol classes of `hutch serve`. Yields the port."""
     limits = limits or ConnectionLimits(100, 100)
     config = uvicorn.Config(app, ws=QuietWebSocketProtocol, log_config=None, lifespan="off")
     config.load()

@@ -1,4 +1,4 @@
-"""Limits on connections: the choice of the connection that is closed for a new one."""
+"""Limits on connections: which connection is closed when a new one exceeds a limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LOCAL = "127.0.0.1"
 
 
 class Connections:
-    """Opens named connections, and records the names of those that the limits close."""
+    """Opens named connections, and records the names of the connections that the limits close."""
 
     def __init__(self, max_connections: int, max_per_address: int) -> None:
         self.limits = ConnectionLimits(max_connections, max_per_address)

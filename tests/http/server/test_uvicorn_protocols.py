@@ -25,7 +25,9 @@ MIB = 1024 * 1024
 
 
 class Application:
-    """Answers requests with their method, path, headers and body, at `/slow` only after `go` is set."""
+    """Answers each request with its method, path, headers and body. Answers requests of `/slow` only after
+    `go` is set.
+    """
 
     def __init__(self) -> None:
         self.paths: list[str] = []
@@ -122,7 +124,7 @@ async def test_later_requests_wait_unparsed_until_earlier_ones_are_answered(
 
 
 def test_pipelined_requests_cost_little_memory(server: ServeProcess) -> None:
-    """The client sends as much as the server reads, but at most 30 MB, and does not read the responses."""
+    """The client does not read the responses. It sends as much as the server reads, but at most 30 MB."""
     address = urlsplit(server.url)
     before = resident_bytes(server.process.pid)
     with socket.create_connection((address.hostname, address.port), 1) as connection:
@@ -142,7 +144,7 @@ async def test_body_behind_an_unanswered_request_is_not_stored(app: Application,
         sock = writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_HELD_BYTES)
         writer.write(head + b"x" * 50 * MIB)
-        # Answer another client many times. Meanwhile, the server has had time to read all of the data.
+        # Exchange many requests with another client, so that the server has had time to read all the data.
         for _ in range(50):
             await exchange(port, LAST)
         assert writer.transport.get_write_buffer_size() > 30 * MIB
@@ -390,7 +392,7 @@ async def test_idle_connections_are_closed_for_new_ones(app: Application) -> Non
             reader, writer = await stack.enter_async_context(open_connection(port))
             writer.write(get())
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-        # The server has closed the idle connections, and kept the one whose request it is answering.
+        # The server has closed the idle connections, but not the connection whose request it is answering.
         for reader, _ in connections[1:4]:
             with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b""
