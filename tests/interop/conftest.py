@@ -1,4 +1,6 @@
-"""Installs PyPI's `trace-mind` once into a separate folder, apart from the dependencies of Hutch."""
+"""Installs PyPI's `trace-mind` into a folder, separate from the dependencies of Hutch. Each version is
+installed once.
+"""
 
 from __future__ import annotations
 
@@ -37,20 +39,20 @@ def installed(version: str, *options: str) -> Path:
 
 @pytest.fixture(scope="session")
 def old() -> Path:
-    """Folder of the last version whose command line works as installed from PyPI."""
+    """Folder of the last TraceMind version whose command line works as installed from PyPI."""
     return installed("1.2.0")
 
 
 @pytest.fixture(scope="session")
 def new() -> Path:
-    """Folder of the latest version. Its command line fails because a module is missing, but its engine works,
-    even without dependencies.
+    """Folder of the latest TraceMind version. Its command line fails because a module is missing, but its
+    engine works even without dependencies.
     """
     return installed("2.0.2", "--no-deps")
 
 
 def python(folder: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Runs Python with one of the versions importable."""
+    """Runs Python with one of the TraceMind versions importable."""
     return subprocess.run(
         [sys.executable, *arguments],
         capture_output=True,
@@ -63,5 +65,5 @@ def python(folder: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProc
 
 
 def tm(folder: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Runs the `tm` command."""
+    """Runs TraceMind's command `tm`."""
     return python(folder, "-c", "from tm.cli import main; main()", *arguments, cwd=cwd)

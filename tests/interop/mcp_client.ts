@@ -49,7 +49,8 @@ await call(client, "run_code", { code, language: "javascript" }, {
   onprogress: (update: { message?: string }) => progress.push(update.message ?? ""),
 });
 
-// Cancel the code when the progress of its first tool call is reported, because then it is certainly running.
+// Cancel the code when the progress of its first tool call is reported. At that time, the code is certainly
+// running.
 const abort = new AbortController();
 const endless = `${code.slice(0, code.indexOf(";"))}; await new Promise((go) => setTimeout(go, 60000))`;
 const cancelled = await call(client, "run_code", { code: endless, language: "javascript" }, {

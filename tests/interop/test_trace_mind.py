@@ -1,4 +1,6 @@
-"""Interoperability with PyPI's `trace-mind`: each orchestrator with the runtime of the other."""
+"""Interoperability with PyPI's `trace-mind`: TraceMind's orchestrator with Hutch's runtime, and Hutch's
+orchestrator with TraceMind's runtime.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from tests.support.processes import hutch
 
 from hutch.protocols.rep.ir.parse import parse_flow
 
-# trace-mind only starts Python files as executors, so this file starts our runtime. It removes PYTHONPATH,
-# which contains trace-mind.
+# TraceMind starts only Python files as executors, so this Python file starts Hutch's runtime. The file
+# removes PYTHONPATH, because it contains TraceMind.
 SHIM = """import os, sys
 os.environ.pop("PYTHONPATH")
 os.execv(sys.executable, [sys.executable, "-P", "-m", "hutch", "runtime", "serve"])
@@ -70,7 +72,7 @@ emit:
 
 @pytest.fixture
 def project(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A folder with two flows, their manifest, and our runtime as an executor."""
+    """A folder with two flows, a manifest of the flows, and an executor that starts Hutch's runtime."""
     monkeypatch.setenv("HOME", str(tmp_path))
     entries = []
     for flow in (BOTH, FAILS):
@@ -86,7 +88,7 @@ def mock(folder: Path) -> str:
     return f"{sys.executable} {folder / 'tm/executors/mock_process_engine.py'}"
 
 
-# --- their orchestrator, our runtime ---
+# --- TraceMind's orchestrator, Hutch's runtime ---
 
 
 def run_with_tm(folder: Path, project: Path, flow: str, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -101,7 +103,7 @@ def run_with_tm(folder: Path, project: Path, flow: str, inputs: dict[str, Any]) 
 def test_their_command_runs_a_flow_on_our_runtime(old: Path, project: Path) -> None:
     report = run_with_tm(old, project, "both", {"n": 21})
     assert (report["status"], report["summary"]["outputs"]) == ("completed", {"tell": {"doubled": 42}})
-    # Their command reports only the events of its last poll, which may have returned none.
+    # TraceMind's command reports only the events of its last poll. The last poll may have returned no events.
     assert {event["state"] for event in report["events"] if event["type"] == "step"} <= {
         "started",
         "succeeded",
@@ -122,16 +124,17 @@ def test_their_latest_engine_runs_a_flow_on_our_runtime(new: Path, project: Path
     assert (report["status"], report["summary"]["outputs"]) == ("completed", {"tell": {"doubled": 40}})
 
 
-# --- our orchestrator, their runtime ---
+# --- Hutch's orchestrator, TraceMind's runtime ---
 
 
 @pytest.fixture(scope="module")
 def compiled(old: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A manifest written by their compiler."""
+    """A manifest that TraceMind's compiler has written."""
     folder = tmp_path_factory.mktemp("compiled")
     (folder / "monitor.wdl").write_text(WDL)
     (folder / "monitor.pdl").write_text(PDL)
-    # Their compiler validates its output with this schema, which is missing in the wheel.
+    # TraceMind's compiler validates its output with this schema. The schema is missing in the wheel of
+    # TraceMind.
     schema = old / "docs/ir/v0.1/schema.json"
     schema.parent.mkdir(parents=True, exist_ok=True)
     schema.write_text("{}")
