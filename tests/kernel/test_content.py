@@ -1,4 +1,6 @@
-"""Contents of run records at each level: bounds and redaction, and times after jumps of the clock."""
+"""Contents of run records at each level, with bounds and redaction, and times of records after jumps of the
+clock.
+"""
 
 from __future__ import annotations
 

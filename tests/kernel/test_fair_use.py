@@ -88,7 +88,7 @@ async def test_executions_per_minute_are_limited(clock: Clock) -> None:
     error = await refusal(use)
     assert error.limit == "max_executions_per_minute"
     assert 1 <= error.retry_after <= 60
-    # The second refusal has the same limit as its reason, so the refused execution does not count as running.
+    # The second refusal names the same limit. So the refused execution did not count as running.
     assert (await refusal(use)).limit == "max_executions_per_minute"
     await run_once(use, "bob")
 

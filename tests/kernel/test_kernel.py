@@ -63,7 +63,7 @@ async def test_runners_poll_only_while_fewer_executions_run_than_there_are_cores
     has_started, released = asyncio.Event(), asyncio.Event()
 
     async def stay() -> None:
-        """Waits until the test ends it."""
+        """Waits until the test releases this tool."""
         has_started.set()
         await released.wait()
 
@@ -244,7 +244,7 @@ async def test_run_that_finds_no_runner_is_recorded() -> None:
     has_started, released = asyncio.Event(), asyncio.Event()
 
     async def stay() -> None:
-        """Waits until the test ends it."""
+        """Waits until the test releases this tool."""
         has_started.set()
         await released.wait()
 

@@ -1,5 +1,5 @@
-"""Precompilation of guest code for single-use processes. A warm runner compiles the code, or the process
-itself.
+"""Precompilation of guest code for single-use processes. The code is compiled either by a warm runner or by
+the single-use process itself.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ FAILURES = [
 async def cached_count(
     sandbox: hutch.Hutch, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> int:
-    """Makes executions compile their code where the parameter says. Returns the number of programs that one
-    execution adds to the cache.
+    """Makes executions compile their code in the process that the parameter names. Returns how many programs
+    one execution adds to the cache.
     """
     kernel = kernel_of(sandbox)
     kernel.precompiler.cache.clear()
@@ -200,7 +200,7 @@ async def test_code_too_large_for_precompilation_does_not_affect_other_execution
         own_sandbox.run("return await tools.wait()", tools=[wait], timeout_ms=60_000)
     )
     await called.wait()
-    # Use control characters, each of which takes six bytes as JSON.
+    # Use control characters, because each of them takes six bytes as JSON.
     text = "\x01" * 3_000_000
     r = await own_sandbox.run(f"const a: number = `{text}`.length; a", engine="deno", timeout_ms=30_000)
     assert (r.result, r.error) == (len(text), None)
@@ -268,7 +268,7 @@ async def test_replies_of_cancelled_precompilations_are_not_counted_as_dropped(
     assert (await own_sandbox.run("2")).result == 2
     # There may be two runners: if the first one answers slowly, the owner gets a second one.
     runners = kernel_of(own_sandbox).pool.runners.shared[PRECOMPILE_PROFILE, "default"]
-    # The number is lower than that of the runs, because a task may be cancelled before its precompilation
+    # Fewer programs than runs may be compiled, because a task may be cancelled before its precompilation
     # begins.
     assert sum(runner.executions for runner in runners) > 50
     assert sum(runner.multiplexer.dropped for runner in runners) == 0

@@ -198,9 +198,7 @@ async def test_record_has_the_first_calls_and_the_number_of_the_others() -> None
 
 
 async def test_log_never_has_code_inputs_results_or_keys() -> None:
-    """Tests a server that logs at debug level. One of the runs fails with a message that contains
-    the secret.
-    """
+    """The server logs at debug level, and one of the runs fails with a message that contains the secret."""
     env = {"HUTCH_LOG_LEVEL": "debug", "HUTCH_LOG_JSON": "true", "HUTCH_API_KEY": SECRET}
     with running_server(**env) as server:
         async with connect_execbox(server.execbox, Authorization=f"Bearer {SECRET}") as client:

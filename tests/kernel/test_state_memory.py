@@ -1,4 +1,4 @@
-"""Memory of states in the host: shares of owners, and waiting for free memory."""
+"""Memory in the host for states of runs: shares of owners, and reservations that wait for free memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def test_owner_waits_for_room_and_leaves_a_fifth_to_others() -> None:
     await asyncio.sleep(0)
     other = await memory.reserve("other", 20)
     assert [task.done() for task in waiting] == [False, False]
-    # The state takes less memory than was reserved for it, so now one of the two waiting reservations fits.
+    # The state takes less memory than its reservation, so one of the two waiting reservations now fits.
     first.set(10)
     done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     assert len(done) == 1
@@ -40,6 +40,6 @@ async def test_wait_for_room_ends() -> None:
     assert not charge.add(60)
     with pytest.raises(Busy, match="max_state_bytes"):
         await memory.reserve("owner", 40)
-    # A charge that is deleted without being released also frees its memory.
+    # If a charge is deleted without being released, its memory is also freed.
     del charge
     (await memory.reserve("owner", 80)).release()

@@ -25,7 +25,9 @@ class DyingTable:
     """
 
     def __init__(self, table: Any, method: str, when: str, number: int = 1) -> None:
-        """`number` says at which call of the method the process dies, counted from 1."""
+        """`number` is the number of the call at which the process dies. The first call of the method has
+        number 1.
+        """
         self._table, self._method, self._when = table, method, when
         self._calls_left = number
         self.is_dead = False

@@ -40,7 +40,7 @@ async def h(anyio_backend: object, home: Path) -> AsyncIterator[hutch.Hutch]:
 
 
 async def suspend(h: hutch.Hutch, code: str) -> tuple[str, str]:
-    """Runs code until it is suspended. Returns the ids of the run and of its pending call."""
+    """Runs code until the run is suspended. Returns the ids of the run and of its pending call."""
     result = await h.run(code, tools=[ask])
     assert result.pending_calls, result
     return result.run_id, result.pending_calls[0].call_id
@@ -73,7 +73,7 @@ async def test_full_disk_fails_new_suspensions_and_loses_no_suspended_run(h: hut
         assert result.error.code == "internal_error"
         assert "The run could not be suspended: " in result.error.message
         assert not result.pending_calls
-        # Runs that need not be stored still work.
+        # Runs that do not have to be stored still work.
         assert (await h.run("1 + 1")).result == 2
     assert (await resume(h, run_id, call_id)).result == "yes"
     assert (await resume(h, *await suspend(h, large))).result == 200_000

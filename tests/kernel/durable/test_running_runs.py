@@ -32,8 +32,8 @@ def test_run_of_a_killed_server_is_recorded_as_interrupted_with_its_calls(tmp_pa
         wait_until(stored)
         (run_id,) = stored()
         with running_server(**home) as second:
-            # Run code on the second server. Afterwards it has certainly made its first check for runs of dead
-            # servers, which must not find the first server's run.
+            # Run code on the second server. Then the second server has certainly made its first check for
+            # runs of dead servers. This check must not find the run of the first server.
             assert httpx2.post(f"{second.url}/run", json={"code": "1"}).status_code == 200
             assert httpx2.get(f"{second.url}/runs/{run_id}").status_code == 404
             first.process.kill()

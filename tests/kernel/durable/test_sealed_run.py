@@ -1,5 +1,5 @@
-"""Checkpoints that a program takes itself, as encrypted bytes with which the run continues in
-another store.
+"""Checkpoints that a program takes itself. A checkpoint is encrypted bytes, with which the run can continue
+in another store.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ async def test_running_code_continues_from_a_checkpoint_in_another_store(
     result = await (await second.resume(blob, tools=tools.all)).result()
     assert result.result == [1, "waited", 2], result
     assert (result.logs, tools.calls) == (["before"], [1, 2])
-    # In each store, a checkpoint can be resumed only once.
+    # A checkpoint can be resumed only once in each store.
     assert await refusal(second, blob) == "checkpoint_ended"
 
 

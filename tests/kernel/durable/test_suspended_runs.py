@@ -1,4 +1,4 @@
-"""Runs that are suspended and continue in another Hutch with the same store, as after a restart."""
+"""Suspended runs that continue in another Hutch with the same store, as after a restart."""
 
 from __future__ import annotations
 
@@ -192,7 +192,8 @@ async def test_of_two_resumes_at_once_one_wins(first: hutch.Hutch, second: hutch
     outcomes = await asyncio.gather(*attempts, return_exceptions=True)
     (run,) = [each for each in outcomes if isinstance(each, hutch.Run)]
     refusals = [each.code for each in outcomes if isinstance(each, hutch.ResumeError)]
-    # Three of the attempts are refused: those that come after the end of the run with `checkpoint_ended`.
+    # Three of the attempts are refused. An attempt after the end of the run is refused with
+    # `checkpoint_ended`.
     assert len(refusals) == 3
     assert {*refusals} <= {"checkpoint_in_use", "checkpoint_ended"}
     assert (await run.result()).result == "yes"
@@ -225,7 +226,7 @@ async def test_altered_checkpoint_is_refused(first: hutch.Hutch, tools: Tools, c
             value=value,
         )
     if column == "owner":
-        # A checkpoint whose owner is changed cannot be used: the owner is authenticated with the data.
+        # The owner is authenticated with the data, so a checkpoint with a changed owner cannot be used.
         other, other_call = await suspend(first, tools, owner="ada")
         await update(first, "UPDATE checkpoints SET owner = 'default' WHERE run_id = :run_id", run_id=other)
         run_id, call_id = other, other_call
@@ -262,7 +263,8 @@ async def test_refused_resume_takes_no_memory_for_states(
         await first.resume(run_id, {call_id: 1})
     assert first._kernel is not None
     assert first._kernel.states.used_bytes == 0
-    # Keep the exception, which refers to the frames of `resume`, until the memory was checked above.
+    # Keep the exception until the memory is checked above, because the exception refers to the frames of
+    # `resume`.
     assert caught.tb is not None
 
 
@@ -392,7 +394,8 @@ async def test_time_limit_ends_a_suspended_run_whose_tool_does_not_return(
 async def test_suspended_run_is_cancelled_while_a_tool_runs(first: hutch.Hutch, tools: Tools) -> None:
     run = await first.start(WAIT_AFTER_SUSPEND, tools=tools.all)
     await tools.waiting.wait()
-    # Wait until the guest's loop has ended. Then the guest only waits, so the runner suspends it.
+    # Wait until the guest's loop has ended. From then on, the guest only waits for its calls, so the runner
+    # suspends it.
     await asyncio.sleep(0.2)
     run.cancel()
     error = (await run.result()).error

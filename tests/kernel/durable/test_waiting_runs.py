@@ -111,8 +111,8 @@ async def test_run_is_stored_while_it_waits_and_continues_with_each_result(
     assert session.saved is not None
     assert session.saved.memory == []
     tools.release("quick").set()
-    # Wait until the run is stored with only `slow` pending. On a busy machine, it may also be stored before,
-    # while it calls `note`.
+    # Wait until the run is stored with only `slow` pending. On a busy machine, the run may also be stored
+    # earlier, while it calls `note`.
     while len(await stored(run)) != 1:
         pass
     assert tools.calls == ["slow", "quick", "quicker"]
@@ -191,7 +191,7 @@ async def test_after_a_kill_only_idempotent_calls_are_made_again(
     assert caught.startswith("tool_error: The process died while it called tools.wait")
     assert tools.calls == ["before", "once", "again", "again"]
     assert len(tools.keys) == 1
-    # The first process, which the second one believes to be dead, does not continue the run.
+    # The second process believes that the first process is dead. The first process does not continue the run.
     tools.release("once").set()
     error = (await run.result()).error
     assert error is not None

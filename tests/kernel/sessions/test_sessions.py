@@ -1,4 +1,4 @@
-"""Stateful sessions that two Hutches with the same store use, as two servers would."""
+"""Stateful sessions that are used by two Hutches with the same store, as by two servers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def settings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets a Hutch wait longer for a session that the other one holds, because the machine may be busy."""
+    """Makes a Hutch wait longer for a session that another Hutch holds, because the machine may be busy."""
     monkeypatch.setattr(sessions_module, "WAIT_SECONDS", 60.0)
 
 
@@ -184,7 +184,8 @@ async def test_stale_process_cannot_overwrite_a_newer_state(first: hutch.Hutch, 
     await change_store(first, "UPDATE sessions SET holder = NULL, held_until = NULL WHERE name = 'stale'")
     async with second.session("stale") as newer:
         await value(newer, "x = 3")
-    # The first process notices in the background that it lost the session, or notices it here and raises.
+    # The first process has lost the session. If it has not noticed the loss in the background, `store`
+    # raises.
     with contextlib.suppress(hutch.SessionError):
         await stale.store()
     assert await value(stale, "x") == 3
@@ -271,8 +272,8 @@ async def test_sessions_of_an_owner_share_a_limit_of_bytes(tmp_path: Path) -> No
         code = "const bytes = crypto.getRandomValues(new Uint8Array(65_536)); bytes.length"
         session = await stored_session(h, "first", code)
         copy = await session.fork("copy")
-        # A second copy exceeds the limit, because the uncompressed size of the first one counts until it is
-        # stored.
+        # Another copy exceeds the limit, because the uncompressed size of the first copy counts until the
+        # first copy is stored.
         assert await refusal(session.fork("another-copy")) == "session_limit"
         await copy.store()
         await change_store(h, "UPDATE sessions SET bytes = 280000 WHERE name = 'first'")

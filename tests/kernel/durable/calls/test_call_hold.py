@@ -30,7 +30,7 @@ ALL = ["first", "left", "right", "last"]
 
 
 class Notes:
-    """A tool that records its calls. `held` names a call in which the tool waits."""
+    """A tool that records its calls. `held` names a call that waits until the test releases it."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -109,7 +109,8 @@ async def test_killed_run_continues_inside_and_repeats_no_call(
     assert session is not None
     # Wait until the result of the call "left" is stored, which happens before the guest gets it.
     await eventually(lambda: len(session.tool_calls.open_tools()) == 1)
-    # From here on, the first process counts as dead. It still hangs in its call.
+    # From here on, the second process continues the run, as if the first process were dead. The first process
+    # still waits in its tool call.
     other = Notes()
     result = await resume(second, run.id, other)
     assert result.result == expected, result
@@ -129,7 +130,7 @@ LOST, UNKNOWN, CONTINUES, ENDED = "checkpoint_not_found", "unknown", "continues"
 @pytest.mark.parametrize(
     ("method", "when", "number", "expected"),
     [
-        # The run is lost without having made a call, because it was never stored.
+        # The run was never stored, so it is lost. It has made no call.
         ("save", "before", 1, LOST),
         ("save", "after", 1, UNKNOWN),
         ("save", "before", 2, CONTINUES),

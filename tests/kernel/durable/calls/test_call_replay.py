@@ -1,4 +1,4 @@
-"""Recorded calls of guests that run again after a restart."""
+"""Recorded calls of guests whose code runs again from the start after a restart."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RUN, OWNER = "run", "ann"
 
 
 class Guest:
-    """Makes tool calls as a gateway does for a guest, and records which of them reach a server."""
+    """Makes tool calls as a gateway does for a guest, and records the calls that reach a server."""
 
     def __init__(self, replay: CallReplay, *, is_idempotent: bool = False) -> None:
         self.replay = replay
@@ -153,7 +153,7 @@ async def test_diverging_call_is_named(store: Store, monkeypatch: pytest.MonkeyP
     await again.call("a", 1)
     with pytest.raises(UpstreamError, match=r"it calls s__b with other arguments \(recorded call 2\)"):
         await again.call("b", 3)
-    # After the first difference, every further call fails, too.
+    # After the first call that differs from the record, every further call fails, too.
     with pytest.raises(UpstreamError, match="with other arguments"):
         await again.call("b", 2)
     other = await guest(store)
