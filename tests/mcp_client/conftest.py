@@ -19,15 +19,15 @@ from hutch.settings import Settings
 
 SERVERS = Path(everything.__file__).parent
 StartServers = Callable[..., Awaitable[McpServers]]
-# Limits with shorter timeouts than those of a server, which waits up to half a minute for MCP servers.
+# The timeouts are shorter than those of a server, because a server waits up to half a minute for MCP servers.
 SHORT_LIMITS = ServerLimits(
     connect_seconds=20, call_seconds=20, liveness_seconds=0.3, retry_seconds=0.01, max_retries=0
 )
 
 
 def stdio_server(name: str, *arguments: str, **options: Any) -> ServerConfig:
-    """Configures one of our stdio servers. With `forked=False` it is started as a real child, which takes a
-    second.
+    """Configures one of the tests' stdio servers. With `forked=False`, the server is started as a real child
+    process, which takes a second.
     """
     fields = {key: options.pop(key) for key in ("env", "cwd") if key in options}
     if name == "everything":
@@ -50,8 +50,8 @@ def config(*servers: ServerConfig) -> McpConfig:
 
 @pytest.fixture
 async def start() -> AsyncIterator[StartServers]:
-    """Returns a function that creates `McpServers`, and connects them unless `eager` is false. They are
-    closed at the end of the test.
+    """Returns a function that creates `McpServers` and, unless `eager` is false, connects them. The fixture
+    closes them at the end of the test.
     """
     started: list[McpServers] = []
 
@@ -84,7 +84,7 @@ def urls() -> Iterator[dict[str, str]]:
 async def connected(
     anyio_backend: object, environment: None, urls: dict[str, str]
 ) -> AsyncIterator[McpServers]:
-    """Connections to the `everything` server over every transport, for tests that do not change the
+    """Connections to the `everything` server over every transport. Tests that use them must not change the
     server.
     """
     servers = config(

@@ -30,7 +30,7 @@ def write(tmp_path: Path) -> Write:
 
 @pytest.fixture
 def one(write: Write) -> Callable[..., ServerConfig]:
-    """Returns a function that loads a file with a single server and returns the server's configuration."""
+    """Returns a function that loads a file with one server and returns the configuration of this server."""
 
     def make(entry: Any, **environ: str) -> ServerConfig:
         (server,) = load_config([write({"mcpServers": {"it": entry}})], environ).servers.values()

@@ -1,4 +1,4 @@
-"""Results and errors of calls are the same over every transport."""
+"""Results and errors of calls, which are the same over every transport."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ async def test_tools_with_unusual_names_are_called_by_name(
     assert await connected.call(transport, name, {"id": "7"}) == {"tool": name, "given": {"id": "7"}}
 
 
-# Without the transport "json", because plain JSON responses cannot contain progress.
+# The transport "json" is left out, because plain JSON responses cannot contain progress.
 @pytest.mark.parametrize("transport", ["stdio", "http", "sse"])
 async def test_progress_is_reported_in_order(connected: McpServers, transport: str) -> None:
     reported: list[tuple[float, float | None, str | None]] = []

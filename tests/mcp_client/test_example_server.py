@@ -1,4 +1,4 @@
-"""The example tools of a server without MCP servers."""
+"""The example tools that a server without MCP servers offers."""
 
 from __future__ import annotations
 

@@ -149,7 +149,8 @@ async def test_error_that_the_sdk_accepts_is_matched(start: StartServers, how: s
 @pytest.mark.parametrize("how", ["text", "number", "cut", "last", "bytes", "true"])
 async def test_unusual_ids_do_not_end_the_connection(start: StartServers, how: str) -> None:
     servers = await start(stdio_server("StrangeIds"))
-    # With progress requested, the client reads the response after the unusual line, and not both at once.
+    # Request progress, so that the client reads the unusual line before the response, and not together with
+    # it.
     result = await servers.call("StrangeIds", "act", {"how": how}, on_progress=lambda *_: None)
     assert result == "acted"
     assert state(servers, "StrangeIds").state == "connected"
@@ -161,7 +162,7 @@ async def test_non_json_response_fails_only_its_call(start: StartServers, how: s
     async with asyncio.timeout(20):
         error = await failure(servers, "Garbled", how=how)
         assert (error.kind, error.message) == ("invalid_result", "the response is not JSON")
-        # The server also sends a request with the id of the call. The client does not take it for the
+        # The server also sends a request with the id of the call. The client must not use this request as the
         # response.
         assert await servers.call("Garbled", "act", {"how": "well"}) == "acted"
     assert state(servers, "Garbled").state == "connected"
@@ -200,8 +201,9 @@ async def test_endless_line_ends_the_connection(start: StartServers) -> None:
 async def test_flood_ends_the_connection_and_other_servers_work_meanwhile(
     start: StartServers, mode: str
 ) -> None:
-    # The limit must be so low that even a busy machine reads more than four times as many messages, because
-    # an unexpected response counts as a quarter of a message.
+    # The limit must be very low, because one of the servers sends only responses, and a response counts as a
+    # quarter of a message. Even on a busy machine, the client must read more than four times as many
+    # responses as the limit.
     limits = replace(SHORT_LIMITS, flood_seconds=0.5, max_unsolicited_per_second=20)
     servers = await start(stdio_server(mode), stdio_server("Server"), limits=limits)
     flooded = asyncio.ensure_future(failure(servers, mode))
@@ -268,7 +270,7 @@ async def test_error_during_cancellation_is_retrieved(start: StartServers) -> No
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
     del call
-    # An exception that was never retrieved fails the test.
+    # The test fails if an exception was never retrieved.
     gc.collect()
 
 

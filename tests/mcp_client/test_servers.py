@@ -109,7 +109,7 @@ async def test_reconnect_attempts_are_limited(start: StartServers, tmp_path: Pat
     assert attempts() == 4
     with pytest.raises(UpstreamError, match="not connected: it ended"):
         await servers.call("Server", "act", {})
-    # Calls shortly after a failed attempt do not make another one.
+    # Calls shortly after a failed attempt to connect do not cause another attempt.
     for _ in range(5):
         with pytest.raises(UpstreamError, match="not connected: it ended"):
             await servers.call("Server", "act", {})

@@ -35,7 +35,7 @@ class OAuthHarness:
 
 
 def browse(url: str) -> bool:
-    """Opens a URL like the browser of a user who consents at once. The final page may be an error."""
+    """Opens a URL as the browser of a user who consents at once. The last page may be an error page."""
     with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(url, timeout=20) as response:
         response.read()
     return True

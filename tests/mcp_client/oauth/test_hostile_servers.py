@@ -1,4 +1,4 @@
-"""OAuth logins with authorization servers that misbehave."""
+"""OAuth logins with authorization servers that violate the protocol."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def hostile(tmp_path: Path) -> Iterator[tuple[HostileOAuth, OAuthHarness]]:
 
 
 def return_code(url: str) -> bool:
-    """Redirects to the client with a code, like the browser of a user who has consented, without requesting a
-    page of the authorization server.
+    """Redirects to the client with a code, as after the user's consent. Requests no page of the authorization
+    server.
     """
     query = parse_qs(urlsplit(url).query)
     return browse(f"{query['redirect_uri'][0]}?{urlencode({'code': 'c0de', 'state': query['state'][-1]})}")
@@ -62,8 +62,8 @@ async def test_endless_response_of_an_authorization_server_is_cut(
     app.answers[path] = (status, HostileOAuth.ENDLESS)
     app.content_type = content_type
     await login_error(server)
-    # The bound is higher than the client's limit, because the server may have sent as much more as the
-    # sockets' buffers hold.
+    # The server may have sent more than the client's limit, because the sockets' buffers hold data that the
+    # client does not read. So this bound is higher than the limit.
     assert app.sent_bytes < 32 * 1024 * 1024
 
 
@@ -246,7 +246,7 @@ async def test_server_on_the_internet_gains_nothing_from_a_private_address_of_it
 
 
 async def test_metadata_of_another_issuer_is_refused(hostile: tuple[HostileOAuth, OAuthHarness]) -> None:
-    """RFC 8414, section 3.3 requires the client to refuse them."""
+    """RFC 8414, section 3.3 requires the client to refuse such metadata."""
     app, server = hostile
     app.answers["/.well-known/oauth-authorization-server"][1]["issuer"] = "https://honest.example"
     assert "issuer" in await login_error(server)
@@ -254,8 +254,8 @@ async def test_metadata_of_another_issuer_is_refused(hostile: tuple[HostileOAuth
 
 
 async def test_redirect_of_another_issuer_is_refused(hostile: tuple[HostileOAuth, OAuthHarness]) -> None:
-    """RFC 9207: a code of an honest server must not be sent to the server that redirected the user to the
-    honest one.
+    """RFC 9207: a hostile server can redirect the user to an honest server. The client must not send the
+    honest server's code to the hostile server.
     """
     app, server = hostile
     metadata = app.answers["/.well-known/oauth-authorization-server"][1]

@@ -113,7 +113,8 @@ async def test_expired_token_is_refreshed_and_stored(server: OAuthHarness, start
     server.accounts.revoke_access()
     assert await works(await start(server.config, tokens=Tokens.at(server.home, {})))
     assert server.accounts.refreshed == 1
-    # The old refresh token can be used only once, so this works only if the new one was stored.
+    # The old refresh token can be used only once, so this call works only if the client has stored the new
+    # refresh token.
     assert await works(await start(server.config, tokens=Tokens.at(server.home, {})))
     assert server.accounts.refreshed == 1
 
@@ -268,7 +269,9 @@ async def test_port_in_use_is_reported(server: OAuthHarness) -> None:
 
 
 async def test_tokens_are_bound_to_their_url(server: OAuthHarness, start: StartServers) -> None:
-    """The server at a changed URL in the configuration must not get the token of the old URL."""
+    """If the configuration names another URL, the server at that URL must not get the token of the old
+    URL.
+    """
     await server.login()
     seen: list[dict[str, str]] = []
 

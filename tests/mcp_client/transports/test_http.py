@@ -124,7 +124,7 @@ ODD: list[tuple[Callable[[], Response], str]] = [
 
 @pytest.fixture(scope="module")
 def odd() -> Iterator[str]:
-    """Serves every case of ODD at the path `/` and its number. Yields the URL."""
+    """Serves each case of ODD at the path `/N`, where N is the number of the case. Yields the URL."""
 
     async def mcp(request: Request) -> Response:
         return ODD[request.path_params["number"]][0]()
@@ -169,7 +169,7 @@ async def test_refused_call_reports_the_status_and_keeps_the_connection(
 
 def over_sse(act: Callable[[dict[str, Any]], str]) -> Starlette:
     """Like `raw`, but with the SSE transport at /sse. `act` returns the text of the message that the server
-    sends.
+    sends as the response.
     """
     messages: asyncio.Queue[str] = asyncio.Queue()
 
@@ -276,8 +276,8 @@ async def test_call_sent_before_the_restart_is_noticed_is_repeated(
     served.start(make(Everything()))
     servers = await start(http_server("web", f"{served.url}/{path}", protocol=protocol))
     assert await servers.call("web", "echo", {"value": "1"}) == "1"
-    # Restart the server without running the event loop. So the client sends its call before it notices the
-    # end of the stream.
+    # Do not run the event loop while the server restarts. So the client sends its call before it notices that
+    # the stream has ended.
     served.stop()
     served.start(make(Everything()))
     assert await servers.call("web", "echo", {"value": "2"}) == "2"

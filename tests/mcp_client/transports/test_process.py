@@ -88,8 +88,8 @@ async def test_server_that_cannot_be_watched_is_killed(
 
 
 async def all_processes(servers: Any) -> list[int]:
-    """Returns the ids of the server, its reaper and its descendants. Some of these have their own process
-    group and session.
+    """Returns the ids of the server, its reaper and its descendants. Some of the descendants have their own
+    process group and session.
     """
     server = (await servers.call("everything", "process", {}))["pid"]
     await servers.call("everything", "spawn", {})
