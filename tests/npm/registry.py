@@ -40,8 +40,8 @@ MODULE = "export const tool = { description: 'made up', execute: async (params) 
 
 
 class Registry:
-    """The registry's published packages, faults and received requests. Tests may change them while
-    it serves.
+    """The registry's published packages, faults and received requests. Tests may change them while the
+    registry serves requests.
     """
 
     def __init__(self, *, token: str | None = None, context: ssl.SSLContext | None = None) -> None:
@@ -81,8 +81,8 @@ class Registry:
         dist: Mapping[str, Any] | None = None,
         **manifest: Any,
     ) -> None:
-        """Publishes a version of a package. `manifest` has fields of its package.json, `dist` fields of its
-        entry in the registry's document.
+        """Publishes a version of a package. `manifest` has fields of the package.json. `dist` has fields of
+        the version's `dist` in the registry's document.
         """
         described = {"name": name, "version": version, "type": "module", "main": "index.js", **manifest}
         if tarball is None:
@@ -146,8 +146,8 @@ def tls(certificate: Path | None = None) -> ssl.SSLContext:
 
 
 def pack(files: Mapping[str, str | bytes], links: Mapping[str, str] | None = None) -> bytes:
-    """Creates a tarball in npm's format. The names of files are not checked, so they can be hostile. `links`
-    are symbolic links.
+    """Creates a tarball in npm's format. Does not check the names of the files, so a test can use hostile
+    names. `links` are symbolic links.
     """
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
@@ -165,8 +165,8 @@ def pack(files: Mapping[str, str | bytes], links: Mapping[str, str] | None = Non
 
 
 def pack_zeros(name: str, size: int) -> bytes:
-    """Creates a tarball that is small but contains one large file. The end of the tarball is invalid, because
-    no test should read that far.
+    """Creates a small tarball that contains one large file. The end of the tarball is invalid, because a
+    client should stop before it.
     """
     manifest = json.dumps({"name": name, "version": "1.0.0", "main": "index.js"}).encode()
     entry = tarfile.TarInfo("package/package.json")
@@ -202,13 +202,13 @@ def integrity(data: bytes) -> str:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    # Do not wait for the threads of killed clients when the server closes, because they end only with the
-    # server.
+    # Do not wait for the threads of killed clients when the server closes, because these threads end only
+    # with the server.
     block_on_close = False
     registry: Registry
 
     def handle_error(self, *_: object) -> None:
-        """Ignores errors of connections, because some tests disconnect or reject the certificate."""
+        """Ignores errors of connections, because some tests disconnect, and some reject the certificate."""
 
     def get_request(self) -> tuple[socket.socket, Any]:
         connection, address = super().get_request()
@@ -223,15 +223,15 @@ class _Handler(BaseHTTPRequestHandler):
     def setup(self) -> None:
         context = self.server.registry.context
         # The first byte shows whether the client begins with a TLS handshake. A client that uses this server
-        # as a proxy begins in plain text.
+        # as a proxy does not.
         if context and self.request.recv(1, socket.MSG_PEEK) == b"\x16":
             self.request = context.wrap_socket(self.request, server_side=True)
         super().setup()
 
     def finish(self) -> None:
         super().finish()
-        # Close the TLS socket here, because the server closes only the accepted socket, which the TLS socket
-        # has replaced.
+        # Close the TLS socket here. The server closes only the accepted socket, which the TLS socket has
+        # replaced.
         self.request.close()
 
     def do_CONNECT(self) -> None:

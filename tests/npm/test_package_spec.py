@@ -14,7 +14,7 @@ from hutch.npm.package_spec import PackageSpec, parse_spec, parse_spec_argument
     "name",
     [
         *("zod", "a", "@tpmjs/tools-template-render", "lodash.merge", "7zip-bin", "some_name", "x" * 214),
-        # Old packages have such names; new packages may not.
+        # npm allows these names only for packages that already exist.
         *("JSONStream", "crazy!", "a~b", "it's", "(b)", "@Scope/Name"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Package manager: installs once for all callers, removes and prunes."""
+"""Package manager: installs a package once for all callers, removes and prunes packages."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ async def test_prune_removes_unused_broken_and_orphaned_packages(
     assert pruned.freed > 0
     assert [entry.name for entry in packages.list()] == ["used"]
     assert exports((await packages.get(parse_spec("used", "1.0.0"))).tree) == ["tool"]
-    # A new tree without a record is kept, because another process may be about to write the record.
+    # A new tree without a record is kept, because another process may be about to write the tree's record.
     assert (root / "trees" / "orphan").exists()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hutch.npm.package_store.ORPHAN_SECONDS", -1)
@@ -237,7 +237,7 @@ async def test_killed_host_leaves_no_process_and_its_staging_folder_is_removed(
     assert len(staged(home)) == 1
     npm.faults.clear()
     packages = new_packages()
-    # The lock of the killed process is free.
+    # The lock of the killed process is free again.
     assert (await packages.get(parse_spec("made-up"))).version == "1.0.0"
     await packages.close()
     assert staged(home) == []
@@ -275,8 +275,8 @@ async def test_folder_of_a_cancelled_installation_is_removed_after_its_thread_en
     monkeypatch.setattr(packages._store.metadata, "link_into", link_into)
     with pytest.raises(PackageNotFound, match="could not be installed within"):
         await packages.get(parse_spec("made-up"))
-    # Wait until the folders that were deleted so far are gone. Only then let the thread continue, which must
-    # not create one again.
+    # Wait until all deleted folders are gone, and then let the thread continue. The thread must not create a
+    # folder again.
     await asyncio.to_thread(packages._store._sweeper.submit(lambda: None).result)
     go.set()
     await packages.close()

@@ -1,4 +1,4 @@
-"""Packages over a limit are refused at once after the first time."""
+"""Packages that exceed a limit. After the first refusal, further requests are refused at once."""
 
 from __future__ import annotations
 
@@ -43,10 +43,12 @@ async def test_refused_package_is_not_requested_again(
     again = await refuse(packages, version)
     assert again.message == first.message
     assert "max_package_bytes" in again.message
-    # A new package manager, such as that of another process or of a restarted server, also knows the refusal.
+    # The refusal is stored. So the package manager of another process, or of a restarted server, knows it,
+    # too.
     await refuse(new_packages(max_package_bytes=LIMIT), version)
     assert npm.requests == requests
-    # Another spec that means the same version is refused without downloading the archive.
+    # The refusal also applies to another spec that resolves to this version. The archive is not downloaded
+    # again.
     await refuse(packages, "1.0.0")
     assert npm.requests == requests
 
@@ -56,8 +58,8 @@ async def test_refusal_of_a_version_that_a_tag_resolves_to_later(
 ) -> None:
     npm.publish("small")
     packages = new_packages(max_package_bytes=LIMIT)
-    # Install a small package first: if anything is installed, packages are resolved before they are
-    # downloaded.
+    # Install a small package first. If no package is installed, the installer downloads a package before the
+    # version is known.
     await packages.get(parse_spec("small"))
     await refuse(packages, "1.0.0")
     archives = npm.requests.count("made-up@1.0.0")

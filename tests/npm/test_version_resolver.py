@@ -100,7 +100,7 @@ async def test_previous_version_is_used_while_the_registry_is_down(
     assert (await packages.get(parse_spec("made-up"))).version == "1.0.0"
     assert "made-up@latest still resolves to 1.0.0" in caplog.text
     requests = len(npm.requests)
-    # The registry is not asked again for a while.
+    # For a while, the resolver does not ask the registry again.
     assert (await packages.get(parse_spec("made-up"))).version == "1.0.0"
     assert len(npm.requests) == requests
 
@@ -154,8 +154,8 @@ async def test_offline_provides_only_installed_packages(
     packages = new_packages(offline=True, latest_seconds=0)
     wanted = ("1.2.0", "^1", "1.0.x", "latest", "*", "^2.0.0-0")
     found = [(await packages.get(parse_spec("made-up", version))).version for version in wanted]
-    # Offline, `latest` resolves to the version that it had before. A range that was not resolved before gets
-    # an installed version that matches it.
+    # Offline, `latest` resolves to the same version as before. A range that was never resolved gets an
+    # installed version that matches the range.
     assert found == ["1.2.0", "1.2.0", "1.0.0", "1.0.0", "1.2.0", "2.0.0-beta.1"]
     for name, version in (("made-up", "3.0.0"), ("made-up", "^3"), ("made-up", "next"), ("other", "latest")):
         with pytest.raises(PackageNotFound, match="offline") as caught:

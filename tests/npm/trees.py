@@ -1,4 +1,4 @@
-"""Inspects installed trees, and imports packages from them as a guest does."""
+"""Inspects installed trees, and imports packages from the trees as a guest does."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def exports(tree: Path) -> Any:
 
 
 def contents(folder: Path) -> bytes:
-    """Returns the content of all files below a folder, with their names and links."""
+    """Returns the names and contents of all files below a folder, and the targets of links."""
     parts = []
     for path in sorted(folder.rglob("*")):
         parts.append(str(path.relative_to(folder)).encode())

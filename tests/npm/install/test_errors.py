@@ -1,4 +1,6 @@
-"""Registries that are down, slow or wrong: failures are clear, safe to show, and leave nothing behind."""
+"""Registries that are down, slow or wrong. The error messages are clear and safe to show, and the
+installation leaves nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,14 @@ def _nothing_is_left(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator
     trees = [*(tmp_path / "home" / "npm").glob("trees/*")]
     records = [*(tmp_path / "home" / "npm").glob("packages/*/*.json")]
     assert len(trees) == len(records) == getattr(request.node, "expected_trees", 0)
-    # The package managers are closed by now, which deletes the staging folders.
+    # The package managers are already closed. Closing them deletes the staging folders.
     assert not [*(tmp_path / "home" / "npm").glob("staging/*")]
 
 
 @pytest.fixture(autouse=True)
 def _closed_first(_nothing_is_left: None, new_packages: NewPackages) -> None:
-    """Orders the fixtures: they end in reverse order, so `new_packages` closes its managers before
-    `_nothing_is_left` checks.
+    """Makes `_nothing_is_left` check after `new_packages` has closed its managers: fixtures end in reverse
+    order.
     """
 
 
@@ -62,7 +64,7 @@ async def test_missing_version(npm: registry.Registry, packages: PackageManager,
 
 
 async def test_failing_registry(npm: registry.Registry, packages: PackageManager) -> None:
-    # Run all cases concurrently, because the installer retries each of them for most of a second.
+    # Run all cases concurrently, because the retries of the installer take most of a second in each case.
     expected: dict[registry.Fault, tuple[str, bool]] = {
         "missing": ("There is no package missing in the registry.", False),
         "refused": ("The package registry refuses refused@latest to this server (403).", False),
@@ -200,7 +202,7 @@ async def test_archive_that_cannot_be_unpacked(
 
 
 class DeletedFolders:
-    """Records the largest size of a folder that was deleted."""
+    """Records the size of the largest folder that was deleted."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.files = self.bytes = 0
@@ -263,8 +265,8 @@ async def test_many_small_packages_are_counted_together(
 
 
 async def test_download_stops_at_the_limit(npm: registry.Registry, new_packages: NewPackages) -> None:
-    """One of the archives hangs. The installation does not wait for it, because the others already exceed the
-    limit.
+    """The download of one archive hangs. The other archives already exceed the limit, so the installation
+    does not wait for this one.
     """
     for number in range(3):
         npm.publish(f"part-{number}", files={"data": os.urandom(1 << 20)})

@@ -1,4 +1,6 @@
-"""An installed package is complete, harmless, read-only and without traces of its installation."""
+"""Properties of an installed package: complete, harmless, read-only, and without traces of the
+installation.
+"""
 
 from __future__ import annotations
 
@@ -190,7 +192,8 @@ async def test_shared_dependency_is_not_downloaded_again(
             name, files={"index.js": "export * from '@base/parts';"}, dependencies={"@base/parts": "1"}
         )
     await packages.get(parse_spec("one"))
-    # Wait until the document of the dependency is saved, which happens in the background after `get` returns.
+    # Wait until the document of the dependency is saved. `get` returns before, because the document is saved
+    # in the background.
     await eventually(lambda: [*packages._store.metadata._folder.rglob("parts/registry.json")])
     two = (await packages.get(parse_spec("two"))).tree
     assert npm.requests.count("@base/parts@1.0.0") == 1
@@ -321,8 +324,8 @@ async def test_several_authorities_are_trusted(
 
 
 class FakeInstaller:
-    """Replaces Deno by a script. The script reports through a pipe, because it may be in a jail in which it
-    cannot write files.
+    """A script that replaces Deno. The script reports through a pipe, because in a jail it may not be able to
+    write files.
     """
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -362,7 +365,7 @@ def fake_installer(
 
 @pytest.fixture(params=["with_jail", "without_jail"])
 def jailed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Runs tests with and without bubblewrap. Returns whether the installer has a jail."""
+    """Runs a test both with and without bubblewrap. Returns whether the installer has a jail."""
     if request.param == "without_jail":
         monkeypatch.setenv("HUTCH_BWRAP", "/nonexistent/bwrap")
     elif not process.is_installer_jail_available():
@@ -441,8 +444,8 @@ async def test_endless_output_is_limited(
 async def test_installer_can_write_in_its_own_folder_only(
     npm: registry.Registry, packages: PackageManager, tmp_path: Path, jailed: bool, others: bool
 ) -> None:
-    """The installer creates folders with names of packages from the registry, such as
-    `../../../../escape`.
+    """The names of packages in the registry, such as `../../../../escape`, make the installer create
+    folders.
     """
     if others:
         npm.publish("other")
@@ -455,7 +458,8 @@ async def test_installer_can_write_in_its_own_folder_only(
         await packages.get(parse_spec("made-up"))
     await packages.close()
     written = contents(tmp_path)
-    # Without a jail, the installer may create a folder outside of its own, but unpacks nothing into it.
+    # Without a jail, the installer may create a folder outside of its own folder, but it unpacks nothing into
+    # the new folder.
     assert b"evil.js" not in written
     assert jailed is (b"escape" not in written)
 

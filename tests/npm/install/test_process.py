@@ -9,8 +9,8 @@ from pathlib import Path
 from hutch.npm.install.process import InstallLimits, installer_jail_prefix, run_installer
 
 LIMITS = InstallLimits(max_bytes=10_000_000, max_files=1_000)
-# The tests cancel the installer after each number of iterations of the event loop up to this one. Starting a
-# process takes fewer.
+# A test cancels the installer after 0, 1, 2, … iterations of the event loop. Starting a process takes fewer
+# iterations than this number.
 MAX_TURNS = 12
 
 
