@@ -1,5 +1,5 @@
-"""Fixtures: one server with SQLite that most tests of the Abilities protocol share, and users for single
-tests.
+"""Fixtures: a server with SQLite that most tests of the Abilities protocol share, and users that exist for
+one test only.
 """
 
 from __future__ import annotations

@@ -136,8 +136,8 @@ async def shared_ability(client: UserClient, ability_id: str) -> AsyncIterator[N
 
 @contextlib.asynccontextmanager
 async def start_ability_server(home: Path, *arguments: str, **env: str) -> AsyncIterator[AbilityServer]:
-    """Starts a server with its own home. This process opens the same store, so that tests can read and change
-    it.
+    """Starts a server with its own home. The test process opens the same store, so that tests can read and
+    change it.
     """
     variables = {"HUTCH_HOME": str(home), **env}
     settings = Settings(home=str(home), database_url=env.get("HUTCH_DATABASE_URL"))
@@ -151,7 +151,7 @@ async def start_ability_server(home: Path, *arguments: str, **env: str) -> Async
 
 def error_message(response: httpx2.Response, status: int, code: str) -> str:
     """Checks an error response and returns its message. Errors of executions have the format of the abilities
-    specification, errors of other routes the common format.
+    specification. Errors of other routes have the common format.
     """
     body = response.json()
     assert body["success"] is False

@@ -1,4 +1,4 @@
-"""Parsing of ability definitions, which reports every problem at once."""
+"""Parsing of ability definitions. All problems are reported at once."""
 
 from __future__ import annotations
 

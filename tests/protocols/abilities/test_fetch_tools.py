@@ -1,4 +1,4 @@
-"""The tools behind `fetch`, called as a compromised guest might call them."""
+"""The host tools behind `fetch`, called as a compromised guest might call them."""
 
 from __future__ import annotations
 

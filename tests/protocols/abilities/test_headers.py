@@ -1,4 +1,6 @@
-"""Headers added to a wrapper's requests: keys, literal values, and the hosts that get them."""
+"""Headers that are added to a wrapper's requests: their names, literal values, and the hosts to which they
+are sent.
+"""
 
 from __future__ import annotations
 

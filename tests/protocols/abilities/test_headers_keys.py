@@ -85,7 +85,7 @@ async def test_key_is_valid_for_its_scopes_only(ability_server: AbilityServer) -
 
 
 async def test_other_protocols_require_their_scope(bo: UserClient) -> None:
-    """The default scopes are abilities and mcp."""
+    """The key has the default scopes, which are abilities and mcp."""
     with pytest.raises(InvalidStatus) as refused:
         await can_execute(bo.ability_server, bo.secret)
     assert refused.value.response.status_code == 403
@@ -101,7 +101,7 @@ async def test_other_protocols_require_their_scope(bo: UserClient) -> None:
         response = await bo.call(method, path, json={})
         assert response.status_code == 403, path
         error = response.json()["error"]
-        # In TPMJS, `error` is a text if the client names no version of the protocol.
+        # In TPMJS, `error` is a string if the client names no protocol version.
         message = error if isinstance(error, str) else error["message"]
         assert "(it has: abilities, mcp); create a key with " in message
 
@@ -144,8 +144,8 @@ async def test_mcp_session_belongs_to_the_key_that_started_it(bo: UserClient, an
     async with http(bo.secret) as mine, http(ann.secret) as other, http("operator") as operator:
         async with Client(streamable_http_client(url, http_client=mine), mode="legacy") as client:
             assert (await client.list_tools()).tools == []
-            # Start a second session with hand-written requests, because the client has no public attribute
-            # for its session id.
+            # Start a second session with hand-written requests. The client's session id is not public, so the
+            # test cannot reuse the client's session.
         hello = {
             "jsonrpc": "2.0",
             "id": 1,

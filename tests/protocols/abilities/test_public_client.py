@@ -1,4 +1,4 @@
-"""Requests and responses as the public ability client (unbrowse-mcp 1.2.1) sends and reads them."""
+"""Requests and responses in the format of the public ability client (unbrowse-mcp 1.2.1)."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ async def test_streamed_credentials_are_checked(bo: UserClient) -> None:
         response = await bo.call("POST", "/my/credentials/stream", json=body)
         assert problem in error_message(response, 400, "INVALID_REQUEST")
         assert "secret-text" not in response.text
-    # A value that is not encrypted is stored like any other.
+    # A value that is not encrypted is also accepted, and stored in the same way.
     plain = {"domain": "127.0.0.1", "credentials": [{**credential, "value": TOKEN}]}
     stored = (await bo.call("POST", "/my/credentials/stream", json=plain)).json()
     assert stored["credentials"][0]["hint"] == TOKEN[-4:]

@@ -1,4 +1,4 @@
-"""Rate limits per API key; with PostgreSQL, all servers share the counters."""
+"""Rate limits of API keys. With PostgreSQL, all servers share the counters."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hutch.protocols.abilities.definition import definition_row, parse_definitio
 
 LIMIT_PER_MINUTE = 3
 LIMIT = {"HUTCH_ABILITY_RATE_LIMIT": str(LIMIT_PER_MINUTE)}
-# Number of requests of which at least one is refused, even if a new minute begins meanwhile: the previous
-# minute counts in proportion.
+# At least one of this many requests is refused. This holds even if a new minute begins meanwhile, because a
+# part of the previous minute's requests still counts.
 TRIES = LIMIT_PER_MINUTE + 1
 
 
@@ -57,7 +57,7 @@ async def test_request_over_the_limit_returns_retry_after(tmp_path: Path) -> Non
                         break
         assert called.is_error
         assert "3 requests a minute" in called.model_dump_json()
-        # Each key has its own counter, and an invalid key has none.
+        # Each valid key has its own counter. An invalid key has no counter.
         assert (await again.get("/my/abilities")).status_code == 200
         assert (await ann.get("/my/abilities")).status_code == 200
         error_message(
@@ -76,7 +76,7 @@ async def test_servers_that_share_a_database_share_the_limit(tmp_path: Path, pos
                 ability_server.server = server
                 statuses.append((await bo.get("/my/abilities")).status_code)
             ability_server.server = first
-        # The last request was refused because of the requests to the other server. With separate counters,
-        # both servers would have allowed all of theirs.
+        # The last request was refused, because requests to the other server count, too. With separate
+        # counters, both servers would have allowed all requests.
         assert statuses[:LIMIT_PER_MINUTE] == [200] * LIMIT_PER_MINUTE
         assert statuses[-1] == 429

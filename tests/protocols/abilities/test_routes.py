@@ -1,4 +1,6 @@
-"""Abilities and credentials over HTTP: stored, shown without secrets, and private to their user."""
+"""Routes for abilities and credentials: they store them, show them without secrets, and keep them private to
+their user.
+"""
 
 from __future__ import annotations
 

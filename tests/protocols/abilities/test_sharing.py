@@ -1,4 +1,6 @@
-"""Sharing over HTTP: others run an ability with their own credentials until the owner revokes it."""
+"""Routes for sharing: other users run an ability with their own credentials until the ability's owner revokes
+the share.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,8 @@ async def test_user_runs_a_shared_ability_with_own_credentials_until_it_is_revok
     assert [each["sharedBy"] for each in found] == [ann.user.name]
     assert (await bo.get("/my/abilities")).json()["count"] == 0
 
-    # Users without access get the same answer as for an unknown ability. The user with whom it is shared may
-    # not change its shares.
+    # Users without access get the same answer as for an unknown ability. A user with access may not change
+    # the shares of the ability.
     for path in (f"/abilities/{ID}/execute", f"/my/abilities/{ID}/execute"):
         error_message(await eve.call("POST", path, **RUN), 404, "NOT_FOUND")
     stranger = error_message(await eve.get(f"/abilities/{ID}"), 404, "NOT_FOUND")
@@ -74,7 +76,7 @@ async def test_ability_is_shared_with_an_own_group(ann: UserClient, bo: UserClie
     shared = await ann.call("POST", SHARES, json={"groups": [group.name]})
     assert [each["group"] for each in shared.json()["shares"]] == [group.name]
     assert (await bo.get(f"/abilities/{ID}")).status_code == 200
-    # A user who is not in the group can neither see it nor share with it.
+    # A user who is not in the group can neither see the group nor share an ability with the group.
     refused = await eve.call("POST", SHARES, json={"groups": [group.name]})
     unknown = await eve.call("POST", SHARES, json={"groups": ["unknown"]})
     message = error_message(refused, 400, "INVALID_REQUEST")
@@ -105,7 +107,9 @@ async def test_invalid_share_is_refused(
 
 
 async def test_login_of_another_user_does_not_run_by_itself(ann: UserClient, bo: UserClient) -> None:
-    """If it did, another user could share a login ability, and the user's own ability would run its code."""
+    """Otherwise, another user could share a login ability, and this user's ability would run the code of the
+    other user.
+    """
     login = {
         "ability_id": "acme_login",
         "dynamic_header_keys": [],
@@ -121,7 +125,7 @@ async def test_login_of_another_user_does_not_run_by_itself(ann: UserClient, bo:
     refused = await bo.call("POST", f"/abilities/{ID}/execute", **RUN)
     error_message(refused, 400, "MISSING_CREDENTIALS")
     assert (await bo.get("/my/credentials")).json()["count"] == 0
-    # A shared ability uses the login ability of its own owner.
+    # The shared ability uses a login ability of the same owner.
     await bo.call("DELETE", f"/my/abilities/{ID}")
     await ann.add(dependency_order=["acme_login"])
     await ann.call("POST", SHARES, json={"users": [bo.user.name]})

@@ -1,4 +1,4 @@
-"""Truncation of bodies, counted as in JavaScript."""
+"""Truncation of bodies, whose length is counted in UTF-16 units, as in JavaScript."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_long_body_is_truncated_as_json_text() -> None:
 def test_characters_are_counted_in_utf16_units() -> None:
     shown = truncate_body("\U0001f600" * 5, 10)
     assert shown.original_length == 12
-    # The limit splits the last character, which has two UTF-16 units, so it is dropped completely.
+    # The limit is inside the last character, which has two UTF-16 units. So the whole character is dropped.
     assert shown.body == '"' + "\U0001f600" * 4 + MARK.format(12)
 
 
@@ -51,9 +51,7 @@ def test_quoted_literal_is_hidden(message: str, expected: str) -> None:
 
 
 def test_literals_are_hidden_in_linear_time() -> None:
-    """A regular expression that matches a literal from its first to its last quote takes 30 s for this
-    message.
-    """
+    """For this message, a regular expression that matches whole literals takes 30 s."""
     began = time.process_time()
     hide_literals("'" * 40_000, "")
     assert time.process_time() - began < 2

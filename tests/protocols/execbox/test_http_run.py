@@ -65,7 +65,7 @@ async def test_result_has_value_logs_calls_and_the_run_id_of_the_header(client: 
         "result": True,
         "logs": ["2"],
         "logs_truncated": False,
-        # The warning does not say why, because the reason is only for the operator.
+        # The warning does not contain the reason, because only the operator may see it.
         "warnings": ["the MCP server gone is not connected"],
     }
 
@@ -78,8 +78,7 @@ async def test_files_are_sent_and_returned_in_base64(client: httpx2.AsyncClient)
     response = await client.post("/run", json={"code": code, "files": {"a.txt": "aGVsbG8="}})
     copy, message = response.json()["files"]
     assert copy == {"name": "copy.txt", "mime_type": "text/plain", "size": 5, "data": "aGVsbG8="}
-    # Files in a response are limited, because the server's maximum size of a request body applies to
-    # responses, too.
+    # The server's maximum size of a request body also limits the files in a response.
     assert b"the limit is 75000 (setting max_body_bytes)" in base64.b64decode(message["data"])
     api = OpenApiChecker((await client.get("/openapi.json")).json())
     api.check_response("POST", "/run", response)
@@ -97,7 +96,7 @@ async def test_request_chooses_what_is_recorded(client: httpx2.AsyncClient) -> N
 
 async def test_run_is_shown_by_the_beginning_of_its_id(client: httpx2.AsyncClient) -> None:
     run_id = (await client.post("/run", json={"code": "return 1"})).json()["run_id"]
-    # Request the list first, because the server writes queued records before it answers.
+    # Request the list first. Before the server answers this request, it writes queued records.
     await client.get("/runs")
     assert run_id in hutch("runs", "show", f"{run_id[:8]}…").stdout
     missing = hutch("runs", "show", "ffffffffffff")

@@ -38,8 +38,8 @@ async def test_transcript_of_the_specification(server: ServeProcess) -> None:
 
 
 async def test_plain_client_sees_no_sessions(server: ServeProcess) -> None:
-    """Sessions are an extension that a client must negotiate. Otherwise the server ignores the option
-    `session` like any unknown field.
+    """Sessions are an extension that a client must negotiate. If a client has not negotiated it, the server
+    ignores the option `session` like any unknown field.
     """
     async with connect_execbox(server.execbox) as client:
         assert "Hutch-Extensions" not in client.response_headers
@@ -318,7 +318,7 @@ def long_quotes() -> str:
 async def test_long_tool_result_does_not_block_the_server(
     server: ServeProcess, make_payload: Callable[[], str], after: str, length: object
 ) -> None:
-    """Checking 8 MB of quotes in one step takes 0.1 s."""
+    """Checking a tool result of 8 MB of quotes in one step takes 0.1 s."""
     code = "try { return (await tools.ask()).length } catch (error) { return error.message }"
     async with connect_execbox(server.execbox) as client:
         await client.send(execute("long", code, tools=("ask",), timeoutMs=60_000))
@@ -334,7 +334,7 @@ async def test_long_tool_result_does_not_block_the_server(
 
 @repeat_on_stall
 async def test_very_long_code_is_refused_without_blocking_the_server(server: ServeProcess) -> None:
-    """Decoding such code takes 0.2 s, so the server must refuse it before."""
+    """The server must refuse such code before it decodes it, because the decoding takes 0.2 s."""
     text = json.dumps(execute("long", '"' * 7_000_000))
     async with connect_execbox(server.execbox) as client:
         with ServerStalls(server.process.pid, server.url) as stalls:
@@ -361,7 +361,7 @@ async def test_large_inputs_do_not_block_the_server(server: ServeProcess) -> Non
 
 
 async def test_bytes_of_waiting_executions_are_limited() -> None:
-    """All connections of a client share one limit."""
+    """All connections of one client share the limit."""
     limits = {"HUTCH_MAX_PROCESSES": "1", "HUTCH_QUICKJS_VMS": "1", "HUTCH_MAX_PENDING_BYTES": "10000000"}
     with running_server(**limits) as server:
         async with connect_execbox(server.execbox) as one, connect_execbox(server.execbox) as other:

@@ -40,6 +40,6 @@ def era(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 async def client(mcp_server: HutchMcpServer, era: str) -> AsyncIterator[Client]:
-    """An in-process client of either protocol era."""
+    """An in-process client that uses either the older or the newer MCP handshake."""
     async with Client(mcp_server.server, mode=era) as client:
         yield client

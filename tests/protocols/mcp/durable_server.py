@@ -37,7 +37,7 @@ class DurableServer:
 
     @property
     def made(self) -> list[str]:
-        """The names of the tools that were called, in order."""
+        """Returns the names of the called tools, in the order of the calls."""
         return [tool for _, tool, _ in self.upstream.calls]
 
     @asynccontextmanager
@@ -69,7 +69,7 @@ async def serving(home: Path, **settings: Any) -> AsyncIterator[DurableServer]:
 
 
 def person(answer: ElicitResult) -> Any:
-    """Returns an elicitation callback that gives this answer and records the questions."""
+    """Returns an elicitation callback that records the questions and gives this answer to each."""
     asked: list[str] = []
 
     async def callback(_: Any, params: Any) -> ElicitResult:

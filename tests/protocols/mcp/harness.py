@@ -50,7 +50,7 @@ SERVERS = (FakeServer("github", "GitHub"), FakeServer("file-system"), FakeServer
 
 
 class McpHarness:
-    """Passed to the MCP server instead of `hutch.app.app.App`, to give it fake tools."""
+    """Replaces `hutch.app.app.App`, so that the MCP server has fake tools."""
 
     tracer = None
     durable_scripts = None

@@ -39,7 +39,7 @@ class ProgressRecorder:
 
 
 class ScriptProcesses:
-    """The processes of script runners below a process, including prewarmed ones."""
+    """The processes of script runners that descend from a process, including prewarmed ones."""
 
     def __init__(self, pid: int) -> None:
         found = [each for each in descendants(pid) if is_runner(each, "script.js")]
@@ -60,7 +60,7 @@ class ScriptProcesses:
 
 @contextlib.asynccontextmanager
 async def ends_script(harness: McpHarness) -> AsyncIterator[None]:
-    """Checks that the `async with` block ends the only running script and its processes."""
+    """Checks that the `async with` block ends the only running script and the script's processes."""
     assert in_flight(harness, "script") == 1
     with ScriptProcesses(os.getpid()) as scripts:
         yield

@@ -1,4 +1,4 @@
-"""A user's abilities as MCP tools, only with that user's key."""
+"""A user's abilities as MCP tools, which only clients with the user's key can see and call."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_abilities_are_tools_with_their_schemas(bo: UserClient, era: str) 
         assert "Finds a user of Twitter by name." in (tool.description or "")
         result = await client.call_tool(ID, {"username": "elonmusk"})
         assert not result.is_error
-        # The result is sent only as text, and not a second time as structured content.
+        # The result is sent as text only. Structured content would be a second copy.
         assert result.structured_content is None
         assert json.loads(text_of(result)) == PROFILE
         assert "ability" in (client.instructions or "")

@@ -167,7 +167,7 @@ async def test_new_session_can_start_after_another_has_ended(app: App) -> None:
         httpx2.AsyncClient(timeout=TIMEOUT_SECONDS) as client,
     ):
         for _ in range(3):
-            # A request that opens no session does not count against the limit.
+            # Only requests that open a session count against the limit.
             assert (await client.post(url, content=b"{", headers={**ACCEPT, **ann})).status_code == 400
             assert (await client.get(url, headers={**ACCEPT, **ann})).status_code == 400
         opened = await hello(url, **ann)
@@ -175,7 +175,7 @@ async def test_new_session_can_start_after_another_has_ended(app: App) -> None:
         session = {"Mcp-Session-Id": opened.headers["mcp-session-id"]}
         assert (await client.delete(url, headers={**ann, **session})).status_code == 200
         async with asyncio.timeout(TIMEOUT_SECONDS):
-            # The SDK ends the session after it has answered.
+            # The SDK ends the session only after it has answered the DELETE.
             while (await hello(url, **ann)).status_code == 429:
                 pass
         assert (await hello(url, **ann)).status_code == 429

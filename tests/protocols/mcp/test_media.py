@@ -24,7 +24,7 @@ def test_blocks_are_replaced_where_they_are() -> None:
 
 @repeat_on_stall
 async def test_result_of_many_blocks_does_not_stall() -> None:
-    """Copying all values of such a result took 82 ms. Only the first MAX_MEDIA values may be copied."""
+    """Copying all values of such a result took 82 ms. So at most MAX_MEDIA values may be copied."""
     value: list[Any] = [dict(PIXEL) for _ in range(60_000)]
     async with LoopStalls() as stalls:
         taken = take_media(value)

@@ -35,7 +35,7 @@ async def test_every_tool_call_is_reported(client: Client, language: str) -> Non
     found = await run_structured(client, code, language, on_progress=recorder)
     await recorder.until("call 2: ")
     assert found["result"] == 1
-    # Ignore other messages, because on a slow machine there are heartbeats between those about calls.
+    # Ignore other messages. On a slow machine, there are heartbeats between the messages about calls.
     first, second = [text for _, text in recorder.steps if text and text.startswith("call ")]
     assert first.startswith("call 1: list_issues of github (")
     assert second.startswith("call 2: fail of github: failed (")

@@ -274,8 +274,8 @@ async def test_clients_of_both_eras_are_notified_over_http(app: App) -> None:
     ):
         assert new.server_capabilities.tools.list_changed
         await _names(old)
-        # Repeat the change until the old client is notified, because its notification stream opens in the
-        # background.
+        # Repeat the change until the old client is notified, because the client's notification stream opens
+        # in the background.
         await _wait_until_notified(harness, changed)
         async with asyncio.timeout(TIMEOUT_SECONDS):
             await anext(aiter(events))

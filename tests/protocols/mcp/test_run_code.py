@@ -409,7 +409,7 @@ async def test_server_that_is_not_connected_is_named(client: Client, language: s
         else "not connected: MCP server slack"
     )
     assert expected in answer
-    # A misspelt name is not reported as a server that is not connected.
+    # The error about a misspelt name does not mention servers that are not connected.
     other = text_of(await run(client, "return await tools.slak.post({})", "toolscript"))
     assert "not connected" not in other
     assert "tools has github, fileSystem." in other

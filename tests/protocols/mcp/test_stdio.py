@@ -208,7 +208,7 @@ def test_invalid_configuration_is_reported_first(tmp_path: Path) -> None:
 
 
 def test_hutch_serve_offers_the_same_and_ends_despite_open_streams(folder: Path) -> None:
-    """Tests the same tools over HTTP, with `hutch serve` in its own process."""
+    """`hutch serve` runs in its own process and offers the tools over HTTP."""
     config = str(folder / ".toolscript.json")
     with running_server(
         HUTCH_MCP_CONFIG=config, HUTCH_MCP_PASS_THROUGH="true", HUTCH_API_KEY="key"

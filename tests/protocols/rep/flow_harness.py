@@ -20,7 +20,7 @@ from hutch.protocols.rep.runtime.scheduler import FlowRun
 
 
 class NoServices:
-    """Services for flows whose steps need none. Every use fails the test."""
+    """Services for flows whose steps use no services. The test fails if a step uses one."""
 
     tracer = None
 
@@ -76,7 +76,7 @@ class FlowHarness:
         return self.attempts[call.step_id]
 
     async def _hold(self, call: Call) -> Any:
-        """Blocks until the test sets the step's event."""
+        """Blocks until the test sets the event of this step."""
         self.attempts[call.step_id] += 1
         self.running.add(call.step_id)
         self.max_running = max(self.max_running, len(self.running))

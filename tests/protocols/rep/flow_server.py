@@ -100,7 +100,7 @@ class FlowServer:
     async def running_server(
         self, *arguments: str, key: str | None = None, **env: str
     ) -> AsyncIterator[FlowClient]:
-        """Starts the server. Yields a client with the operator's key. The runtimes of flows get the same
+        """Starts the server. Yields a client with the operator's key. The runtimes of flows have the same
         settings as the server.
         """
         allow = ("--egress-allow", self.upstream.address)

@@ -1,4 +1,4 @@
-"""Manifest entries for the tests, as the public compiler writes them."""
+"""Manifest entries in the format that TraceMind's compiler writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs continue while the disk is full, and their records are written when there is space again."""
+"""A full disk: runs continue, and their records are written when the disk has space again."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def server() -> Iterator[ServeProcess]:
         try:
             server = ServeProcess(process)
             yield server
-            # Stop the server, which is a child of bubblewrap. Then bubblewrap exits, too.
+            # The server is a child of bubblewrap. Stop the server, so that bubblewrap exits, too.
             os.kill(descendants(process.pid)[0], signal.SIGTERM)
             server.wait()
         finally:
@@ -44,7 +44,7 @@ def server() -> Iterator[ServeProcess]:
 
 
 def home_of(server: ServeProcess) -> Path:
-    """Returns the path of the server's home, which is on a disk that only the server's processes see."""
+    """Returns the path of the server's home. The home is on a disk that only the server's processes see."""
     for pid in descendants(server.process.pid):
         folder = Path(f"/proc/{pid}/root{HOME}")
         if (folder / "hutch.db").exists():

@@ -9,8 +9,8 @@ from hutch.session.run import RunHandle
 
 
 def test_only_the_details_of_a_run_in_progress_have_the_hash_of_its_code() -> None:
-    """Lists of runs do not have the hash: for code of a megabyte it takes 1 to 3 ms, and hundreds of runs can
-    be in progress.
+    """Hashing code of a megabyte takes 1 to 3 ms, and hundreds of runs can be in progress. So lists of runs
+    have no hash.
     """
     active = ActiveRun(Execution(code="1", profile=profile_for("quickjs")), RunHandle())
     assert "code_hash" not in active.details

@@ -79,7 +79,7 @@ class Server:
         return response.status_code, response.json()
 
     def client_at(self, address: str) -> httpx2.AsyncClient:
-        """Returns a client with this address. The number of wrong tokens is limited for each address."""
+        """Returns a client with this address. Each address may send only a limited number of wrong tokens."""
         transport = httpx2.ASGITransport(self.web, raise_app_exceptions=False, client=(address, 1))
         return httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1")
 
@@ -110,7 +110,8 @@ async def test_token_delivers_one_result_and_the_run_continues(server: Server) -
     for body in ({}, {"result": 1, "error": "x"}, {"error": 1}, {"value": 1}):
         assert (await server.post("/calls/secret", body))[0] == 400
     assert (await server.post("/calls/other", {"result": 1}))[0] == 404
-    # This body is invalid, too. The status is 404, because the body is not read without a valid token.
+    # This body is invalid, but the server does not read the body of a request without a valid token. So the
+    # status is 404.
     assert (await server.post("/calls/other", {"value": 1}))[0] == 404
     assert (await server.post(f"/calls/{'x' * 2_000}", {"result": 1}))[0] == 404
     assert await server.post("/calls/secret", {"result": {"answer": 42}}) == (200, {"ok": True})
@@ -252,7 +253,7 @@ async def test_results_count_towards_the_size_of_suspended_runs(
     ):
         refused = await client.post(path, json=body)
         assert (refused.status_code, refused.json()["error"]["reason"]) == (409, "too_many_suspended")
-    # The refused results do not count towards the limit, so this one is accepted.
+    # Refused results do not count towards the limit, so this result is accepted.
     assert (await client.post("/calls/counted", json={"result": "x" * 600_000})).status_code == 200
     result = await server.runs.wait(run_id, "operator", [], lambda: False)
     assert result is not None
@@ -260,7 +261,7 @@ async def test_results_count_towards_the_size_of_suspended_runs(
 
 
 async def test_continued_runs_of_one_owner_leave_room_for_those_of_others(server: Server) -> None:
-    """The continued runs of the owner "hog" wait for a tool, and without shares they would keep all places
+    """The continued runs of the owner "hog" wait for a tool. Without shares, these runs would keep all places
     until their time limit.
     """
     hogs = [

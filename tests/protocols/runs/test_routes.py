@@ -131,8 +131,7 @@ async def test_files_of_a_run_are_recorded_and_returned(operator: httpx2.AsyncCl
     response = await operator.get(f"/runs/{run_id}")
     OpenApiChecker((await operator.get("/openapi.json")).json()).check_response("GET", "/runs/{id}", response)
     files = {file["name"]: (file["size"], file["recorded"]) for file in response.json()["files"]}
-    # long.txt is not recorded, because code, values and files together may take only half of
-    # `max_record_bytes`.
+    # Code, values and files together may take only half of `max_record_bytes`, so long.txt is not recorded.
     assert files == {"a.csv": (3, True), "long.txt": (90_000, False), "display-1.json": (7, True)}
     assert (await operator.get(f"/runs/{run_id}/files/a.csv")).content == b"x,y"
     assert (await operator.get(f"/runs/{run_id}/files/long.txt")).status_code == 404
@@ -310,7 +309,7 @@ async def test_key_has_its_own_level_and_other_runs_can_be_followed_too(home: Pa
 
 
 async def level_of_a_flow(client: httpx2.AsyncClient, operator: httpx2.AsyncClient) -> str:
-    """Runs a flow. Returns the level at which its run is recorded."""
+    """Runs a flow. Returns the level at which the flow's run is recorded."""
     await client.post("/flows", json=flow([node("wait", "wait", seconds=0)]))
     run_id = (await client.post("/flows/tested/runs", json={})).json()["run_id"]
     await operator.get(f"/runs/{run_id}/events")
@@ -320,8 +319,8 @@ async def level_of_a_flow(client: httpx2.AsyncClient, operator: httpx2.AsyncClie
 async def live_logs_of_a_run_with_the_default_level(
     server: ServeProcess, operator: httpx2.AsyncClient
 ) -> list[str]:
-    """Returns the log lines that a client gets while the run is in progress. At the default level, they are
-    not recorded.
+    """Returns the log lines that a client gets while the run is in progress. At the default level, log lines
+    are not recorded.
     """
     code = "console.log('before');\nawait tools.add({a: 1});"
     async with connect_execbox(server.execbox, Authorization=f"Bearer {OPERATOR}") as execbox:
@@ -400,7 +399,7 @@ async def test_command_line_lists_shows_and_replays(
     await run(execbox, "cli", CODE, 6)
     run_id = (await newest(operator))["run_id"]
     await run(execbox, "bad", "throw new Error('the shop\\nis closed')")
-    # This request for a list makes the server write queued records.
+    # When the server gets this request for a list, it writes queued records.
     assert (await newest(operator, status="failed"))["outcome"] == "runtime_error"
     env = {"HUTCH_HOME": str(home), "HUTCH_API_KEY": OPERATOR}
 

@@ -112,7 +112,7 @@ class FakeToolSource:
 
 
 def whole_result(value: Any) -> McpToolResult:
-    """Returns the MCP result with this value: the value itself if it consists of content blocks, otherwise
+    """Returns an MCP result. If the value consists of content blocks, the result has these blocks, otherwise
     one text block.
     """
     if isinstance(value, list) and all(isinstance(block, dict) and len(block) > 1 for block in value):
@@ -160,8 +160,8 @@ class GatewayHarness:
 
     @contextlib.asynccontextmanager
     async def connect_from_jail(self, run_id: str) -> AsyncIterator[httpx2.AsyncClient]:
-        """Yields a client that reaches the gateway through the listener of a jail, like a script that this
-        process runs.
+        """Yields a client that reaches the gateway through a jail's listener, as a script in this process's
+        jails does.
         """
         max_body_bytes = self.settings.max_body_bytes
         socket_ = socket.create_server(("127.0.0.1", 0))

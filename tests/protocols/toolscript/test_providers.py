@@ -1,4 +1,4 @@
-"""Executions that use tools of MCP servers together with the caller's own tools, and the type check of their
+"""Code that uses tools of MCP servers together with its caller's own tools, and the type check of such
 code.
 """
 

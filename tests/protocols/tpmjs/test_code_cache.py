@@ -1,4 +1,4 @@
-"""The code cache of npm packages: filled by Deno only, and removed with the package."""
+"""The code cache of npm packages: only Deno fills it, and it is removed with the package."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_processes_of_a_package_used_again_open_the_cache(
         await wait_idle(harness)
         [folder] = finished_caches(harness)
         assert (folder / CODE).stat().st_size > 0
-        # Use up the current spare, which may have started before the cache was filled.
+        # Use up the current spare, because it may have started before the cache was filled.
         await execute_repeatedly(harness, "count")
         await harness.wait_settled()
         [spare] = [runner for ready in harness.app.pool.runners.warm.values() for runner in ready]
@@ -120,8 +120,8 @@ async def test_package_code_can_neither_read_nor_write_the_cache(
 
 
 async def test_only_deno_databases_are_copied(tmp_path: Path) -> None:
-    """Only databases of Deno are copied to a cache, and no other files that a package may have written by
-    bypassing Deno's permissions.
+    """A package may have bypassed Deno's permissions and written other files. Only databases of Deno are
+    copied to the cache.
     """
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -184,7 +184,9 @@ async def test_cache_waits_for_free_capacity(tmp_path: Path) -> None:
 async def test_package_that_needs_an_env_to_be_imported_still_works(
     tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The package cannot be cached, because the run that creates the cache has no env. Calls still work."""
+    """The run that creates the cache has no env, so this package gets no cache. Calls of the package still
+    work.
+    """
     monkeypatch.setattr(code_cache, "IMPORT_MS", 500)
     async with open_tools(tmp_path, max_spares=0) as harness:
         before = f"if (!process.env.WHO) {{ {source} }}"

@@ -82,7 +82,7 @@ def test_systemd_unit_allows_draining_and_a_jail() -> None:
     unit.read(DEPLOY / "hutch.service")
     service = unit["Service"]
     assert float(service["TimeoutStopSec"]) > Settings().drain_seconds
-    # With another `KillMode`, systemd would end the guests as soon as it asks the server to drain.
+    # With another `KillMode`, systemd would end the guests when it asks the server to drain.
     assert (service["KillMode"], service["Delegate"]) == ("mixed", "yes")
     assert not {"RestrictNamespaces", "PrivateUsers", "SystemCallFilter"} & set(service)
 

@@ -19,7 +19,7 @@ SIX = {
     "EXECUTION_TIMEOUT",
     "INTERNAL_ERROR",
 }
-# The codes of each stage in the specification of version 1.1.
+# For each stage, the codes that version 1.1 of the specification defines.
 STAGES = {
     "request": {"INVALID_REQUEST", "AUTHENTICATION_REQUIRED"},
     "load": {
@@ -266,7 +266,9 @@ async def test_large_params_and_outputs_are_complete() -> None:
 
 
 def test_message_of_a_failed_tool_is_cut() -> None:
-    """A hostile tool can send a message of megabytes, which the host would have to redact and record."""
+    """A hostile tool can send a message of megabytes. The host would have to redact and record the whole
+    message.
+    """
     run = _ToolRun()
     assert run.failure_code({"code": "execution_error", "message": "x" * 1_000_000}) == "execution_error"
     assert len(run.failure_message or "") == MAX_MESSAGE_CHARS

@@ -74,7 +74,7 @@ def test_schema_that_cannot_be_checked_is_named(schema: str, reason: str) -> Non
 
 @repeat_on_stall
 async def test_hostile_schemas_do_not_block_the_event_loop() -> None:
-    warnings_of(TEXT, {})  # import the validator first, so that its import does not count as a stall
+    warnings_of(TEXT, {})  # import the validator first, because its import would count as a stall
     recursive: dict[str, Any] = {
         "properties": {"a": {"$ref": "#", "default": {}}},
         "allOf": [{"$ref": "#/x"}],

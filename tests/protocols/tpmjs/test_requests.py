@@ -1,4 +1,4 @@
-"""Invalid requests: every problem is named by its field, and nothing is executed."""
+"""Invalid requests: the error names the field of every problem, and nothing is executed."""
 
 from __future__ import annotations
 
@@ -243,7 +243,9 @@ async def test_large_content_length_is_refused_before_the_body_is_sent() -> None
 
 
 async def test_client_that_sends_the_whole_body_first_can_read_the_413() -> None:
-    """Uses `urllib`, which is such a client. It also asks the server to close the connection."""
+    """`urllib` is a client that sends the whole body first. It also asks the server to close the
+    connection.
+    """
     server = TpmjsServer()
 
     def send(port: int) -> tuple[int, bytes]:

@@ -296,8 +296,8 @@ async def test_health_responds_under_full_load() -> None:
             began = time.monotonic()
             assert (await client.get(f"http://{host}/health")).status_code == 200
             slowest = max(slowest, time.monotonic() - began)
-        # The specification requires an answer within 1 s. The limit here is higher, because the test machine
-        # may be slow.
+        # The specification requires an answer within 1 s. The limit here is higher, because the machine may
+        # be slow.
         assert slowest < 5
         assert (await client.post(f"http://{host}/execute-tool", json=call("echo"))).status_code == 503
         server.tools.go.set()

@@ -1,4 +1,4 @@
-"""Approvals by the client's user, by the operator, or denied because nobody can be asked."""
+"""Approvals by the client's user or by the operator. If neither can be asked, the call is denied."""
 
 from __future__ import annotations
 

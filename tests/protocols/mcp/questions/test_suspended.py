@@ -1,4 +1,6 @@
-"""Runs of `run_code` that are suspended until the client's user, or the operator, has approved a call."""
+"""Runs of `run_code` that are suspended until a call has been approved by the client's user or by the
+operator.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def calls(server: DurableServer) -> list[Any]:
 
 
 async def call(client: Client, **more: Any) -> CallToolResult | InputRequiredResult:
-    """Calls `run_code`. Returns its questions as the result, instead of answering them."""
+    """Calls `run_code`. If the call asks questions, returns the questions and does not answer them."""
     return await client.session.call_tool("run_code", ARGUMENTS, allow_input_required=True, **more)
 
 
@@ -153,14 +155,16 @@ async def test_state_belongs_to_its_caller_and_its_arguments(server: DurableServ
         unknown = await call(client, request_state=state, input_responses={"x": ALLOW})
         assert "inputResponses: expected results of elicitations for" in text_of(unknown)
         assert server.made == ["list_issues"]
-        # None of these invalid answers was a decision, so the valid answer still counts.
+        # None of these invalid answers was a decision, so the valid answer is still accepted.
         assert "1 and 7" in text_of(await call(client, **answers(asked)))
 
 
 async def test_foreign_run_is_not_assigned_to_the_client_that_names_it(
     server: DurableServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client to which a run is assigned gets its questions and so sees the arguments of its calls."""
+    """If a run is assigned to a client, the client gets the run's questions, which show the arguments of the
+    run's calls.
+    """
     assigned: list[str | None] = []
     register = CodeRunner.registered
 
@@ -311,8 +315,8 @@ async def test_client_can_cancel_a_suspended_run(server: DurableServer) -> None:
 async def test_arguments_that_cannot_wait_for_an_approval_are_refused(
     server: DurableServer, calls: list[Any], title: str, problem: str
 ) -> None:
-    """Arguments of a question are limited, because they are in the memory of every server and uncompressed in
-    the store.
+    """Every server keeps the arguments of a question in memory, and the store does not compress them. So
+    their size is limited.
     """
     code = f"return await tools.github.createIssue({{title: {title}}}).catch((e) => e.message)"
     async with server.client(elicitation_callback=person(ALLOW)) as client:

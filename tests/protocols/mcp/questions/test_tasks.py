@@ -52,7 +52,7 @@ async def request(client: Client, method: str, **params: Any) -> TaskState:
 
 
 class TaskClient(ClientExtension):
-    """Extension of a client that stores the handle of a task instead of waiting for its result."""
+    """Extension of a client that stores the handle of a task and does not wait for the task's result."""
 
     identifier = TASKS_EXTENSION
 

@@ -1,4 +1,6 @@
-"""Drawings of flows: boxes below their predecessors, connected lines, or a list if that is too wide."""
+"""Drawings of flows: each box is below its predecessors, lines are connected, and a flow that would be too
+wide is shown as a list.
+"""
 
 from __future__ import annotations
 
@@ -187,7 +189,7 @@ def test_drawing_is_complete_and_nothing_overlaps(seed: int) -> None:
 
 
 def test_lines_are_connected() -> None:
-    """Checks for every cell that a line which leaves it continues in the adjacent cell."""
+    """Checks every cell: a line that leaves the cell must continue in the adjacent cell."""
     down, right = set("│╭╮├┤┬┼┌┐"), set("─╭╰├┬┴┼┌└")
     up, left = set("│╰╯├┤┴┼▼└┘"), set("─╮╯┤┬┴┼┐┘")
     for seed in range(60):

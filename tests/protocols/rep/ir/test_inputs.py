@@ -1,4 +1,4 @@
-"""Inputs are checked against both forms of `inputs_schema`; all problems are reported at once."""
+"""Inputs are checked against both forms of `inputs_schema`. All problems are reported at once."""
 
 from __future__ import annotations
 

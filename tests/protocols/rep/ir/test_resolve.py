@@ -144,7 +144,7 @@ def test_literal_is_decoded_where_a_string_is_not_allowed() -> None:
     assert parameters_of({"ids": ["1", "2"]}) == {"ids": [1, 2]}
     assert parameters_of({"seconds": "soon"}) == {
         "seconds": "soon"
-    }  # not a number, which the step kind reports later
+    }  # not a number; the step kind reports this later
 
 
 def test_source_text_of_the_public_compiler_is_decoded() -> None:
@@ -251,7 +251,7 @@ def test_item_and_index_resolve_in_values_and_texts() -> None:
         "a": "Bo",
         "b": 3,
         "c": "3: Bo Ada",
-        "d": "$input.name",  # text in a value that looks like a reference is not resolved
+        "d": "$input.name",  # a value is not resolved again, even if its text looks like a reference
     }
     with pytest.raises(UnresolvedReference, match="there is no 'nmae' in the item; it has name, text"):
         resolve_references("$item.nmae", values)

@@ -1,4 +1,4 @@
-"""Switches follow the edges of the case that matches, or those of the default."""
+"""Switches follow the edges of the matching case. If no case matches, they follow the default edges."""
 
 from __future__ import annotations
 

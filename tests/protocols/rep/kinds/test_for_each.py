@@ -28,7 +28,7 @@ async def test_outputs_are_the_list_of_the_items_outputs_in_order() -> None:
     ir = each("$input.names", with_={"value": ["$index", "$item.name", "$input.shop"]})
     inputs = {"names": [{"name": "a"}, {"name": "$input.shop"}], "shop": "s"}
     ended = await FlowHarness().run(ir, inputs)
-    # A value that looks like a reference stays unchanged.
+    # If a value in an item looks like a reference, it stays unchanged.
     assert ended.outputs == {"each": [[0, "a", "s"], [1, "$input.shop", "s"]]}
     [items] = [event for event in ended.events if event["type"] == "items"]
     assert (items["step_id"], items["count"], items["max_parallel"]) == ("each", 2, 4)

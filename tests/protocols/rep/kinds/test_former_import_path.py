@@ -1,4 +1,4 @@
-"""Imports from the module in which step kinds were before still work."""
+"""Imports from the former module of step kinds still work."""
 
 from __future__ import annotations
 

@@ -46,7 +46,8 @@ class FakeApi:
                 pass
 
         class Server(ThreadingHTTPServer):
-            # The default backlog of 5 is too small: a dropped connection is retried only after seconds.
+            # The default backlog of 5 is too small. If a connection is dropped, the client repeats it only
+            # after seconds.
             request_queue_size = 256
 
         self._server = Server(("127.0.0.1", 0), Handler)
@@ -280,7 +281,7 @@ def test_run_option_extends_the_egress_rules(runtime: StdioRuntime) -> None:
 
 
 def test_two_hundred_requests_run_fifty_at_a_time(runtime: StdioRuntime, upstream: FakeApi) -> None:
-    """The target is 0.8 s; `make bench` measures it."""
+    """The target is 0.8 s, which `make bench` measures."""
     nodes = [node(f"s{number}", "http.get", url=upstream.url("/slow")) for number in range(200)]
     began = time.monotonic()
     ended = runtime.run(flow([*nodes, node("end", "finish", outputs=1)]), concurrency=50)

@@ -101,11 +101,10 @@ async def test_inputs_and_outputs_of_steps_are_recorded_encrypted(
     )
     assert await store.journal.count_records("r") == 2
     assert [json.loads(each.body)["step_id"] for each in await store.journal.records("r", offset=1)] == ["b"]
-    # Entries of the kind "record" are stored beside the events, but are not among those that are polled and
-    # streamed.
+    # Entries of the kind "record" are stored beside the events, but are neither polled nor streamed.
     assert "record" not in {each.kind for each in await store.journal.events("r")}
     records = [each for each in await store.journal.events("r", with_records=True) if each.kind == "record"]
-    # Records are stored without a subject, because each subject would need another index entry.
+    # Records have no subject, because each subject would need another index entry.
     assert [each.subject for each in records] == [None, None]
     rows = await store._database.scan("SELECT body FROM flow_journal WHERE run_id = :run_id", run_id="r")
     assert len(rows) > 4

@@ -221,7 +221,7 @@ def test_run_without_a_journal_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_flows_run_without_a_writable_home() -> None:
-    # Nobody can create files in /proc, not even root, who may write in every other folder.
+    # No user can create files in /proc. Root can write in every other folder.
     with running_runtime(HUTCH_HOME="/proc/home") as runtime:
         assert run_stored(runtime, flow([node("w", "wait", seconds=0)]), "r").status == "completed"
         assert runtime.close() == b""

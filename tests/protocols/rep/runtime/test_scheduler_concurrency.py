@@ -20,7 +20,7 @@ async def test_slot_of_a_step_cancelled_before_its_first_turn_is_released() -> N
     running = asyncio.create_task(FlowRun(steps, {}, harness.registry, context, slots=slots).run())
     await harness.until_running("a")
     # Let `a` end and cancel the flow in the same iteration of the event loop. Then `b` gets the slot of `a`,
-    # but its task never starts.
+    # but the task of `b` never starts.
     harness.release_event("a").set()
     running.cancel()
     await asyncio.wait((running,))

@@ -73,7 +73,8 @@ async def test_retry_starts_after_the_backoff_unless_it_is_cancelled() -> None:
     assert started.empty()
     async with asyncio.timeout(30):
         assert await started.get() == ("a", 1)
-    # A bit less than 0.2 s, because the event loop may run timers early by the resolution of its clock.
+    # The bound is a bit less than 0.2 s, because the event loop may run a timer too early by the resolution
+    # of its clock.
     assert loop.time() - began >= 0.19
     message = {"level": "warning", "message": "trying again in 0.2 s", "step_id": "outer/a", "attempt": 1}
     assert events == [("log", message)]

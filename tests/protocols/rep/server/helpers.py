@@ -26,7 +26,7 @@ def assert_error(response: httpx2.Response, status: int, code: str) -> dict[str,
 async def wait_for_approvals(
     client: FlowClient, rid: str, step_id: str | None = None
 ) -> list[dict[str, Any]]:
-    """Waits until any step, or the given one, asks for approval."""
+    """Waits until a step asks for approval. If a step is given, waits for this step."""
     async with asyncio.timeout(TIMEOUT_SECONDS):
         while True:
             found: list[dict[str, Any]] = (await client.get_json(f"/runs/{rid}/approvals"))["approvals"]

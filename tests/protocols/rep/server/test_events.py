@@ -22,7 +22,7 @@ from hutch.store.tables.journal import JournalEntry
 
 
 async def running(store: Store, events: int) -> FlowRunRow:
-    """Stores a run that this process executes, with this many events. Returns its row."""
+    """Stores a run with this many events, as if this process executed the run. Returns the run's row."""
     row = make_flow_run()
     await store.journal.add(row)
     claimed = await store.journal.claim(row, "me", now())

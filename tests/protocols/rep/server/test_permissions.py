@@ -86,7 +86,7 @@ async def test_flow_cannot_use_protocols_outside_the_scopes_of_the_key(
         f"graph.nodes[0].{place}: this key lacks the scope {scope};"
         f" create a key with `hutch key add USER --scope rep --scope {scope}`"
     )
-    # The same flow is also refused when it is passed as an input to another flow.
+    # The flow is also refused if it is passed as an input to another flow.
     outer = flow([node("o", "flow.run", flow="$input.ir", inputs={})], name="outer")
     await ann.start_run(outer, rid, inputs={"ir": ir})
     ended = await ann.wait_for_end(rid)
@@ -154,8 +154,8 @@ async def test_rate_limit_counts_registering_and_starting_but_not_reading(
             message = assert_error(refused, 429, "RATE_LIMITED")["message"]
             assert "may register flows and start runs 3 times a minute" in message
             assert 1 <= int(refused.headers["retry-after"]) <= 60
-        # Limits apply to each key: requests with another key of the same user, or of another user, are still
-        # accepted.
+        # Each key has its own limit. Requests with another key are still accepted, whether the key belongs to
+        # this user or to another user.
         again = await server.user(operator, "ann")
         assert (await again.post("/flows", WAIT)).status_code == 200
         assert (await bo.post("/flows", WAIT)).status_code == 201

@@ -169,7 +169,7 @@ async def test_same_run_id_returns_the_same_run(
 
 
 async def test_run_id_beyond_ascii_is_refused(ann: FlowClient) -> None:
-    """Ids of runs must be ASCII, because they are sent in headers of responses."""
+    """The id of a run must be ASCII, because it is sent in response headers."""
     await ann.post("/flows", WAIT)
     refused = await ann.post("/flows/short/runs", {"run_id": "☃"})
     message = "run_id: expected 1 to 200 printable ASCII characters, without /"

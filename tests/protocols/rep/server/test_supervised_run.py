@@ -32,7 +32,9 @@ def test_run_only_waits_if_every_running_step_asks() -> None:
 
 
 def test_thousands_of_questions_are_examined_in_time() -> None:
-    """The server examines every run every few seconds on its event loop, so this must not take long."""
+    """Every few seconds, the server examines every run on its event loop. So the examination of a run must be
+    short.
+    """
     count = 10_000
     run = observer(*["approve"] * count)
     for number in range(count):

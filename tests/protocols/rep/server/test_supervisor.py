@@ -56,7 +56,7 @@ class SupervisorHarness:
         return found
 
     async def is_parked(self) -> bool:
-        """Returns True if the run is parked: it asks for approvals, but no process executes it."""
+        """Returns True if the run is parked: its steps ask for approvals, and no process executes the run."""
         run = await self.head()
         return not lease.is_held(run) and bool(await self.supervisor.questions(run))
 
@@ -95,8 +95,9 @@ async def harness(
             await supervisor.close()
 
 
-# The tests of the store run on SQLite and PostgreSQL, and the supervisor uses databases only through the
-# store. So most tests here run only on SQLite. Those of parked runs and lost runtimes run on both.
+# The supervisor uses databases only through the store, and the tests of the store run on SQLite and
+# PostgreSQL. So most tests here run only on SQLite. The tests of parked runs and lost runtimes run on both
+# databases.
 on_sqlite = pytest.mark.parametrize("store_settings", ["sqlite"], indirect=True)
 
 ASKS = flow(
@@ -112,11 +113,11 @@ async def test_run_that_only_waits_is_parked_and_resumed_by_the_approval(
 
     await harness.wait_until(harness.is_parked)
     assert [each["step_id"] for each in await harness.supervisor.questions(run)] == ["a", "b"]
-    # The parked run has freed the only slot, so another run can start.
+    # The parked run has freed the only slot. So another run can start.
     await harness.start_run(flow([node("w", "wait", seconds=0)]), "other")
     assert (await harness.ended("other")).status == "completed"
     await asyncio.to_thread(wait_until, lambda: not runtime_pids(os.getpid()))
-    # The steps still wait after their runtime has ended.
+    # The runtime has ended, and the steps still wait.
     assert await harness.store.journal.waiting_steps(["r"]) == {"r": ["a", "b"]}
     with pytest.raises(NotWaiting):
         await harness.supervisor.approve(await harness.head(), "e", ApprovalDecision(True))
@@ -150,7 +151,7 @@ async def test_run_resumed_while_its_supervision_ends_is_supervised_again_withou
         else:
             resumed.set()
 
-    # This supervisor is not started, so it does not look for runs by itself.
+    # This supervisor is not started, so that it does not look for runs by itself.
     supervisor = FlowSupervisor(store_settings, existing_store)
     monkeypatch.setattr(supervisor, "_run_to_end", run_to_end)
     await SupervisorHarness(supervisor, store).start_run(flow([node("w", "wait", seconds=0)]))

@@ -105,7 +105,7 @@ async def test_queued_run_is_started_by_the_next_server(server: FlowServer) -> N
         [runtime] = runtime_pids(operator.server.process.pid)
         operator.server.process.kill()
         operator.server.process.wait(TIMEOUT_SECONDS)
-        # Wait until the runtime has ended. Otherwise it could still receive the response to its request.
+        # Wait until the runtime has ended, so that it cannot receive the response to its request.
         await wait_for_exit(runtime)
     server.upstream.release("/first")
     async with server.running_server(HUTCH_MAX_FLOWS="1") as operator:
@@ -135,7 +135,7 @@ async def test_draining_server_lets_runs_finish(server: FlowServer) -> None:
     assert found.status == "completed"
     left = await server.store.journal.head("waiting")
     assert left is not None
-    # `claims`, the count of lost runtimes, is 0, because the server released the run in order.
+    # `claims` is the count of lost runtimes. It is 0, because the server released the run in order.
     assert (lease.run_state(left), left.holder, left.claims) == ("interrupted", "", 0)
 
 
@@ -161,7 +161,7 @@ async def test_second_server_on_the_same_database_takes_over(postgres: Any, tmp_
         async with server.running_server() as other, server.running_server() as one:
             await one.start_run(server.steps("a", "held", "d"), "r")
             await until_asked(server, "/held")
-            # The state of the run is also visible at the server that does not execute it.
+            # A server that does not execute the run also shows the run's state.
             assert (await other.get_json("/runs/r"))["state"] == "running"
             one.server.process.kill()
             one.server.process.wait(TIMEOUT_SECONDS)

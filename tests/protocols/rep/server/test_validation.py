@@ -1,5 +1,5 @@
-"""Validation of flows in threads: owners take turns, and a validation ends at its time limit or when it is
-stopped.
+"""Validation of flows in threads. Owners take turns, and a validation ends at its time limit or when it is
+cancelled.
 """
 
 from __future__ import annotations

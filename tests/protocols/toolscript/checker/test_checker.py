@@ -89,7 +89,7 @@ async def test_server_without_tools_before_it_is_corrected(native: Checker) -> N
 
 
 async def test_type_error(native: Checker) -> None:
-    """Reports file, line, column and length with TypeScript's message."""
+    """Both backends report the file, line, column and length, with TypeScript's message."""
     [found] = await find_problems(native, WRONG)
     assert (found.file, found.line, found.column, found.length) == ("script.ts", 4, 34, 5)
     assert found.code == 2561
@@ -125,7 +125,7 @@ async def test_errors_of_a_rewritten_script_have_original_positions(native: Chec
 
 
 async def test_deno_reports_the_same_problems_as_the_compiler(native: Checker, deno_only: Checker) -> None:
-    """Checks all kinds of problems in one script, because Deno takes seconds for each script."""
+    """One script contains all kinds of problems, because Deno takes seconds for each script."""
     script = """
         import compiler from "./tsconfig.json" with { type: "json" };
         import deno from "./deno.json" with { type: "json" };
@@ -244,7 +244,7 @@ async def test_long_lines_and_many_errors_are_cut(native: Checker) -> None:
 async def test_mark_is_aligned_after_wide_characters(native: Checker) -> None:
     [found] = await find_problems(native, '/* 漢字 😀 e\u0301 */ const n: number = "x";')
     _, _, source, mark = str(found).split("\n")
-    # On a terminal, three characters of the line take two columns each, and one takes none.
+    # On a terminal, three characters of the line take two columns each, and one character takes none.
     assert mark.index("^") == source.index("n: number") + 3 - 1
 
 
@@ -369,7 +369,7 @@ async def test_fifty_concurrent_checks_succeed(native: Checker) -> None:
 
 
 async def test_changed_script_with_500_tools_is_checked_quickly(native: Checker) -> None:
-    """The target is 0.1 s; the limit here is higher because the test machine may be busy."""
+    """The target is 0.1 s. The limit here is higher, because the machine may be busy."""
     tools = "".join(
         f"  tool{number}(args: {{ a: string; b?: number[]; c: 'x' | 'y' }}): Promise<{{ d: string }}>;\n"
         for number in range(500)
@@ -410,7 +410,8 @@ async def test_slow_check_times_out_and_leaves_no_process(where: Callable[[], ja
         [found] = await find_problems(checker, SLOW * 2 + "return 1;")
         assert found.message == "The script cannot be checked: the check takes longer than 0.3 s."
         assert _processes() == before
-        # Try several times: on a busy machine, 0.3 s may be too short for the first check of a process.
+        # Try several times. On a busy machine, 0.3 s may be too short for the first check of a compiler
+        # process.
         attempts = [await find_problems(checker, f"return {number};") for number in range(5)]
         assert [] in attempts
         assert _processes() > before
@@ -445,7 +446,7 @@ async def test_script_that_kills_the_compiler_twice_is_rejected(native: Checker)
 
 
 def _busy(pid: int) -> bool:
-    """Returns whether a process has used more CPU time than its start takes."""
+    """Returns whether a process has used more CPU time than a start needs."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

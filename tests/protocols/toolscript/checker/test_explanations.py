@@ -1,4 +1,4 @@
-"""Explanations that are added to type errors and say what the author can write instead."""
+"""Explanations that are added to type errors. An explanation says what the author can write instead."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ export declare namespace tools.shop {
 
 
 async def test_compiler_messages_are_explained() -> None:
-    """Uses the real compiler, because the explanations recognise its messages."""
+    """The explanations recognise the messages of the compiler, so the test needs the real compiler."""
     cases = {
         "tools.gitlab": (GATEWAY, ": tools has github, files."),
         "tools.github__create_issue": (GATEWAY, "Did you mean tools.github.createIssue?"),

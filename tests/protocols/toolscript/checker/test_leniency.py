@@ -1,4 +1,4 @@
-"""The lenient check: strict about tools, lenient about ordinary JavaScript."""
+"""The lenient type check: strict about uses of tools, lenient about ordinary JavaScript."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_wrong_use_of_tools_and_certain_mistakes_are_found(native: Checker
 
 
 async def test_deno_is_lenient_about_the_same(deno_only: Checker) -> None:
-    """Checks the wrong and the correct lines in one script, because Deno takes seconds for each script."""
+    """One script contains all wrong and correct lines, because Deno takes seconds for each script."""
     found = await find_problems(deno_only, f"{WRONG}{{\n{CORRECT}}}")
     assert [problem.line for problem in found] == WRONG_LINES
 

@@ -1,4 +1,6 @@
-"""Preparation of scripts: outlines that both backends make, rewriting, and the rewritten scripts in Deno."""
+"""Preparation of scripts: the outlines that both backends make, rewriting, and rewritten scripts that run in
+Deno.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ RETURNS = {
 
 
 async def test_top_level_returns_are_found(checker: Checker) -> None:
-    """Outlines all cases in one call, because Deno is slow to start."""
+    """One call outlines all cases, because Deno is slow to start."""
     files = {f"script{number}.ts": text for number, text in enumerate(RETURNS)}
     found = await checker.outlines(files)
     wrong = [files[name] for name, each in found.items() if bool(each.returns) != RETURNS[files[name]]]

@@ -166,7 +166,7 @@ def test_types_that_a_server_repeats_are_declared_once_for_readers() -> None:
         "required": ["name", "observations"],
     }
     entities = {"type": "object", "properties": {"entities": {"type": "array", "items": entity}}}
-    # This schema differs from the other one, but has the same type.
+    # This schema differs from `entities`, but has the same TypeScript type.
     closed = {
         "type": "object",
         "properties": {"entities": {"type": "array", "items": entity | {"additionalProperties": False}}},
@@ -180,7 +180,7 @@ def test_types_that_a_server_repeats_are_declared_once_for_readers() -> None:
     )
     assert chosen.count("The name of the entity") == 1
     assert "export declare namespace Memory {\n  interface Entity {\n    /** The name of the" in chosen
-    # The declarations for the type check have no named types, so that messages of the compiler show whole
+    # The declarations for the type check have no named types, so that the compiler's messages show whole
     # types.
     assert "Memory.Entity" not in declarations(catalog)
     assert declarations(catalog).count("The name of the entity") == 2
@@ -213,7 +213,7 @@ def test_repeated_results_are_named_and_short_types_stay_inline() -> None:
     for name in ("a", "b", "c"):
         assert f"    {name}(args?: {{ point?: {{ x?: number }} }}): Promise<S.AResult>;\n" in text
     row_text = "{ id?: string; title?: string; author?: string; url?: string }"
-    # The type of `rows` has no name, because it occurs only once: inside of the named type.
+    # The type of `rows` occurs only once, inside the named type. So the type of `rows` has no name.
     assert f"export declare namespace S {{\n  interface AResult {{ rows?: {row_text}[] }}\n}}\n" in text
 
 

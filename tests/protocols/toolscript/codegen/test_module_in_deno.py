@@ -98,8 +98,8 @@ async def test_compiler_accepts_valid_and_rejects_invalid_uses_of_all_forms(deno
         "none.d.ts": declarations(Catalog()),
     }
     files = [deno.write(name, text) for name, text in forms.items()]
-    # The check succeeds only if every line of WRONG is an error, because the compiler reports
-    # `@ts-expect-error` comments without one.
+    # The compiler reports each `@ts-expect-error` comment above a line without an error. So the check
+    # succeeds only if every line of WRONG is an error.
     wrong = "\n".join(f"// @ts-expect-error {what}\n{use}" for what, use in WRONG.items())
     for name in [*forms][:3]:
         source = f'import {{ ToolError, tools }} from "./{name}";\n{RIGHT}\n{wrong}\n'

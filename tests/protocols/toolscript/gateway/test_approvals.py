@@ -210,8 +210,8 @@ async def test_wait_of_a_run_begins_with_its_first_call_and_ends_with_its_last()
 
 
 async def test_run_with_an_expired_approval_is_denied_without_asking() -> None:
-    """A script's timeout is paused while it waits for an approval. So a script that asked again and again
-    could run forever.
+    """While a script waits for an approval, its timeout is paused. So a script that asked repeatedly could
+    run forever.
     """
     approvals = Approvals(ASK, seconds=0.01)
     with pytest.raises(CallDenied, match="mail__send was not approved within"):
@@ -251,7 +251,7 @@ async def test_calls_of_one_owner_leave_room_for_those_of_others(monkeypatch: py
     monkeypatch.setattr("hutch.protocols.toolscript.gateway.approvals.MAX_PENDING", 10)
     approvals = Approvals(ASK)
     approvals.owner_of = lambda run: (run or "").partition("-")[0]
-    # The call of a suspended run does not count towards the limits, because it waits in the store.
+    # The call of a suspended run waits in the store, so it does not count towards the limits.
     stored = Approval(id="x", server="mail", tool="send", arguments={}, run="s", asked_at="", seconds=None)
     waiting = [asyncio.create_task(approvals.wait_for_decision(stored))]
     waiting += [check(approvals, f"hog-{number}") for number in range(8)]  # type: ignore[misc]

@@ -451,7 +451,7 @@ async def test_scripts_of_this_and_other_processes_get_the_same_response(
     assert (answer.status_code, answer.content) == (expected.status_code, expected.content)
     for header in ("content-type", "content-length", "etag", "cache-control"):
         assert answer.headers.get(header) == expected.headers.get(header), header
-    # Compare the methods in `Allow` without their order, because Starlette takes them from a set.
+    # Compare the methods in `Allow` as a set, because Starlette does not keep their order.
     allowed = [sorted(each.headers.get("allow", "").split(", ")) for each in (answer, expected)]
     assert allowed[0] == allowed[1]
 

@@ -20,7 +20,9 @@ from hutch.settings import Settings
 
 
 class ConnectedServers(McpServers):
-    """Real MCP servers, with the attribute of the fake tool source that the harness uses."""
+    """Real MCP servers. The attribute `released` exists because the harness reads it from its fake
+    servers.
+    """
 
     released = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Approvals over HTTP: waiting calls, decisions, and the runs they belong to."""
+"""Routes for approvals: waiting calls, decisions, and the runs of the calls."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ async def test_event_stream_ends_when_the_server_drains(asking: GatewayHarness) 
     async with listening(asking) as url, client, client.stream("GET", f"{url}/approvals/events") as stream:
         lines = stream.aiter_lines()
         assert await anext(lines) == ": approvals"
-        # The drain ends the stream instead of waiting for it.
+        # When the server drains, it ends the stream and does not wait for it.
         assert await asking.access.drain(TIMEOUT_SECONDS) is True
         assert [line async for line in lines if line] == []
 

@@ -49,7 +49,9 @@ class Server:
         return [approval.id for approval in self.approvals.pending()]
 
     async def asked(self) -> list[str]:
-        """Synchronizes with the store, which may add or withdraw questions. Returns the open questions."""
+        """Synchronizes with the store, which may add or withdraw questions. Returns the questions that are
+        open afterwards.
+        """
         await self.stored.synchronize()
         await self.let_tasks_run()
         return self.questions
@@ -117,7 +119,7 @@ async def test_call_of_a_dead_server_is_not_made_again(
     assert (decision, by) == ("allow", "Bo")
     assert abs(datetime.fromisoformat(at).timestamp() - time.time()) < 60
     assert digest == hashlib.sha256(b'{"amount":1}').hexdigest()
-    # The second server does nothing as long as the first one may be alive.
+    # The second server does nothing while the first server may still be alive.
     assert await second.asked() == []
     assert await first.runs.result(run_id, "default") is None
     await end_hold(h)

@@ -1,4 +1,4 @@
-"""The HTTP server inside a jail, and the requests it forwards to a gateway."""
+"""The HTTP server of a jail, which forwards requests to a gateway."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class AsgiGateway:
 
 @contextlib.asynccontextmanager
 async def jail_port(gateway: Any, run_id: str = "a run") -> AsyncIterator[int]:
-    """Starts the listener of a jail. Yields its port, at which a script would find the gateway."""
+    """Starts the listener of a jail. Yields the port at which a script would find the gateway."""
     listener = socket.create_server(("127.0.0.1", 0))
     jail = JailListener(listener, gateway)
     jail.run_id = run_id
@@ -103,7 +103,7 @@ Front = Callable[[], contextlib.AbstractAsyncContextManager[int]]
 
 @contextlib.asynccontextmanager
 async def uvicorn_port() -> AsyncIterator[int]:
-    """Serves with uvicorn, as `hutch serve` does, and adds the header with the id of the run to requests.
+    """Serves ECHO with uvicorn, as `hutch serve` does. Adds the header with the id of the run to requests.
     Yields the port.
     """
 
@@ -125,7 +125,7 @@ def front(request: pytest.FixtureRequest) -> Front:
 
 
 async def exchange(port: int, data: bytes) -> bytes:
-    """Sends data. Returns everything that is received until the peer closes the connection."""
+    """Sends data. Returns everything that arrives until the peer closes the connection."""
     async with open_connection(port) as (reader, writer), asyncio.timeout(SECONDS):
         writer.write(data)
         return await reader.read()
@@ -287,7 +287,7 @@ async def test_connections_above_the_limit_wait(monkeypatch: pytest.MonkeyPatch)
             writer.write(REQUEST)
         for reader, _ in kept[:2]:
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-        # A connection that was accepted before is served again before any of the waiting connections.
+        # The next request of an already accepted connection is served before any waiting connection.
         kept[0][1].write(REQUEST)
         while (await kept[0][0].readline()) != b"":
             if len(asked) == 3:

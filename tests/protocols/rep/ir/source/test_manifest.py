@@ -1,4 +1,4 @@
-"""Manifests: flows are found by name and must match their entries."""
+"""Manifests: a flow is found by its name, and must match its entry in the manifest."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hutch.protocols.rep.ir.source.manifest import load_manifest, schema_hash
 
 
 def write(folder: Path, *documents: dict[str, Any], **changes: Any) -> Path:
-    """Writes these flows and their manifest. `changes` sets fields of every entry. The value `...` deletes a
-    field.
+    """Writes these flows and a manifest of the flows. `changes` sets fields of every entry. The value `...`
+    deletes a field.
     """
     (folder / "flows").mkdir()
     entries = []

@@ -2,8 +2,8 @@
 
 `queries.json` contains the names and arguments of the tools, with descriptions written for this test. The
 weights of the search were tuned with half of the queries ("tuning"). The other half is not used for tuning
-("kept"). But the list of synonyms was written after all queries, so the figures for that half are better than
-for queries of other people.
+("kept"). But the list of synonyms was written after all queries, so the figures of both halves are better
+than those of other people's queries.
 """
 
 from __future__ import annotations
