@@ -25,7 +25,9 @@ LEASE_SECONDS = 1.0
 
 
 class FakeHandler:
-    """Handler of the kind `fake`. Records the attempts that it starts. `behaviour` decides how they end."""
+    """Handler of the kind `fake`. Records the attempts that it starts. `behaviour` decides how an attempt
+    ends.
+    """
 
     kind = "fake"
     protocol = "execbox"

@@ -1,4 +1,4 @@
-"""Two servers with one PostgreSQL: one is killed, the other one takes over its runs."""
+"""Two servers with one PostgreSQL. One server is killed, and the other server takes over its runs."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ async def test_script_waits_for_an_approval_and_is_retried(environment: dict[str
 
 
 async def approvals(server: ServeProcess) -> list[dict[str, Any]]:
-    """Waits until a call waits for a decision."""
+    """Waits until a call needs a decision."""
     async with httpx2.AsyncClient(base_url=server.url, timeout=TIMEOUT_SECONDS) as client:
         async with asyncio.timeout(TIMEOUT_SECONDS):
             while not (found := (await client.get("/approvals")).json()):  # noqa: ASYNC110

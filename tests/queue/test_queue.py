@@ -251,7 +251,7 @@ async def test_run_of_a_dead_server_is_executed_by_another(harness: QueueHarness
     await harness.queue.start()
     row = await harness.until(run_id, "ended")
     assert (row.outcome, row.attempts) == ("ok", 2)
-    # The server that seemed dead comes back with a result of the old generation.
+    # The server that seemed dead is alive again and has a result of the old generation.
     late = EndOfRun(outcome="ok", result=b'"late"')
     assert not await store.queued_runs.end(run_id, generation, late)
     assert not await store.queued_runs.mark_effects(run_id, generation)
@@ -368,7 +368,7 @@ async def test_clocks_of_servers_do_not_matter(
             row = await harness.until(accepted.run_id, "ended")
             assert row.ended_at is not None
             assert row.ended_at < real() * 1000 + 60_000
-            # The run was not taken over: by the database's clock, the lease has not expired.
+            # The run was not taken over, because the lease has not expired by the database's clock.
             assert (await harness.row(run_id)).generation == generation
 
 

@@ -1,4 +1,6 @@
-"""Two servers with one PostgreSQL: a client follows a run at one while the other executes it."""
+"""Two servers with one PostgreSQL. A client follows a run at one server while the other server executes the
+run.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,7 @@ async def test_events_arrive_live_and_cancel_works_at_another_server(environment
                 kinds = [event["type"] for event in reader.seen]
                 assert kinds == ["queued", "started", "log", "tool_call_started", "tool_call_ended", "log"]
                 assert reader.ids == [1, 2, 3, 4, 5, 6]
-                # A client that reconnects gets only the events after the last one that it has received.
+                # A client that reconnects gets only the events after the last event that it has received.
                 async with followed(other, run_id, **{"Last-Event-ID": "5"}) as again:
                     await again.until("log", line="second")
                     assert again.ids == [6]

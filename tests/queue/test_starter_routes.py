@@ -58,7 +58,7 @@ async def test_dead_letter_is_listed_retried_and_removed(client: httpx2.AsyncCli
 
 
 async def test_deliveries_are_listed_with_statuses_and_sent_again(client: httpx2.AsyncClient) -> None:
-    # Deliveries fail with 404, because the target is a page of the server that does not exist.
+    # The target of the webhook is a page that the server does not have, so deliveries fail with 404.
     url = f"{str(client.base_url).rstrip('/')}/no-such-page"
     run_id = (await add(client, webhook=url)).json()["runId"]
 
@@ -136,7 +136,7 @@ async def test_trigger_starts_a_run_for_a_signed_request(client: httpx2.AsyncCli
         await client.patch("/triggers/push", json={"paused": True})
         assert (await github.post(url, content=payload, headers=headers)).status_code == 404
     assert (await client.delete("/triggers/push")).status_code == 200
-    # A request to the URL cannot replace the inputs that are set in the trigger.
+    # Inputs that are set in the trigger cannot be replaced by a request to the URL.
     fixed = {"name": "fixed", "script": "on-push", "inputs": {"repo": "mine"}}
     added = (await client.post("/triggers", json=fixed)).json()
     accepted = await client.post(added["url"], json={"event": "push", "repo": "other"})
@@ -144,8 +144,7 @@ async def test_trigger_starts_a_run_for_a_signed_request(client: httpx2.AsyncCli
 
 
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
-# Functions that make the bodies, because every test process collects all tests and would otherwise make them,
-# too.
+# The bodies are made by functions. Otherwise pytest would make all of them when it collects the tests.
 HOSTILE_BODIES: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "values": (lambda: b"[" + b"[]," * 3_000_000 + b"1]", JSON, "values"),
     "levels": (lambda: b"[" * 100_000, JSON, "nested"),
@@ -161,7 +160,7 @@ HOSTILE_BODIES: dict[str, tuple[Callable[[], bytes], str, str]] = {
 async def test_hostile_request_to_a_trigger_is_refused_without_a_stall(
     client: httpx2.AsyncClient, server: ServeProcess, body: Callable[[], bytes], kind: str, problem: str
 ) -> None:
-    """Without limits, the first of these bodies took a second to decode, and the last one became 800 MB of
+    """Without limits, decoding the first of these bodies took a second, and the last body became 800 MB of
     inputs.
     """
     await client.put("/scripts/open", json={"code": "return 1", "engine": "quickjs"})
@@ -194,8 +193,8 @@ async def test_users_manage_only_what_belongs_to_them(
         assert (await ann.get("/schedules")).json() == {"schedules": []}
         assert (await ann.delete("/schedules/own")).status_code == 404
         assert (await ann.get("/queue")).json()["runs"] == []
-        # The key of this client has no scope for toolscripts. So it can neither save one, nor replace or
-        # remove one that another key has saved.
+        # The key of this client has no scope for toolscripts. So the client can neither save a toolscript nor
+        # replace or remove a toolscript that another key has saved.
         other = hutch("key", "add", "ann", "--scope", "toolscript", env=env).stdout.split()[-1].strip()
         authorized = {"Authorization": f"Bearer {other}"}
         saved = await ann.put("/scripts/mine", json={"code": "return 1"}, headers=authorized)
@@ -210,8 +209,8 @@ async def test_users_manage_only_what_belongs_to_them(
         assert [response.status_code for response in refused] == [403] * 4
         assert (await ann.get("/scripts/mine")).json()["code"] == "return 1"
         assert (await ann.put("/scripts/own", json=quickjs)).status_code == 200
-        # The operator sees the schedules of all users and can change each by its id. A name refers to the
-        # operator's own schedule.
+        # The operator sees the schedules of all users, and can change each schedule by its id. A name refers
+        # to a schedule of the operator.
         assert (await ann.post("/schedules", json={**body, "script": "own"})).status_code == 201
         (added,) = (await ann.get("/schedules")).json()["schedules"]
         paused = await client.patch(f"/schedules/{added['id']}", json={"paused": True})
@@ -254,7 +253,7 @@ async def test_key_without_the_scope_of_the_target_cannot_change_schedules_and_t
                 assert await send(scope, "DELETE", named) == 403
             assert await send("execbox", "PATCH", named, {"paused": True}) == 200
         assert await send("execbox", "DELETE", "/schedules/hers") == 200
-        # Every key of the user may remove the trigger, because it does nothing since its script was removed.
+        # Without its script, the trigger does nothing. So every key of the user may remove the trigger.
         assert await send("execbox", "DELETE", "/scripts/hers") == 200
         assert await send("rep", "DELETE", "/triggers/hers") == 200
 

@@ -62,7 +62,7 @@ async def test_counting_is_bounded_and_cached(store: Store, monkeypatch: pytest.
 
 
 async def test_counting_reads_no_other_rows(store: Store) -> None:
-    """The queries use the indexes on states, so they do not read ended runs and delivered messages."""
+    """The queries use the indexes on states, so that they read neither ended runs nor delivered messages."""
     explain = "EXPLAIN" if "Postgres" in type(store._database).__name__ else "EXPLAIN QUERY PLAN"
     if explain == "EXPLAIN":
         await store._database.read("SELECT set_config('enable_seqscan', 'off', false)")

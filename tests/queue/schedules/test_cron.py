@@ -30,7 +30,7 @@ def following(cron: str, zone: str, after: str, count: int) -> list[str]:
             ["2027-03-28T01:00", "2027-03-29T00:30", "2027-03-30T00:30"],
         ),
         # Clocks go back from 03:00 to 02:00 on 2027-10-31, so 02:30 occurs twice. There is a tick only at the
-        # first one.
+        # first 02:30.
         (
             "30 2 * * *",
             "2027-10-30T12:00+02:00",
@@ -43,8 +43,8 @@ def following(cron: str, zone: str, after: str, count: int) -> list[str]:
             ["2027-10-31T00:00", "2027-10-31T00:30", "2027-10-31T01:00", "2027-10-31T01:30"],
         ),
         ("*/30 * * * *", "2027-03-28T01:45+01:00", ["2027-03-28T01:00", "2027-03-28T01:30"]),
-        # Ticks at nine on working days: 07:00 UTC in summer, although the change of clocks is between them
-        # and `after`.
+        # Ticks at nine on working days. `after` is before the change of clocks, and the ticks are after the
+        # change. So the ticks are at 07:00 UTC, as in summer.
         ("0 9 * * 1-5", "2027-03-26T12:00+01:00", ["2027-03-29T07:00", "2027-03-30T07:00"]),
     ],
 )

@@ -1,4 +1,4 @@
-"""Schedules on a real store: one run for each tick, missed ticks, pauses."""
+"""Schedules on a real store: one run for each tick, missed ticks, and pauses."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_tick_is_started_once_by_all_servers_together(harness: QueueHarnes
     row = await set_next(store, await add(harness), 1)
     tickers = [Ticker(store, harness.queue.submit) for _ in range(4)]
     await asyncio.gather(*(ticker.run_due() for ticker in tickers))
-    # A slow server tries to run the same tick again, with the row that it has read before.
+    # A slow server still has the row that it read before. It tries to run the tick again.
     await tickers[0]._run_schedule(row, await store.queued_runs.now())
     (run,) = await runs(store)
     assert (run.kind, run.label, run.source, run.max_attempts) == ("code", "report", "schedule nightly", 2)
@@ -146,7 +146,7 @@ async def test_full_queue_of_one_owner_delays_no_schedule_of_another(store: Stor
         sql = "UPDATE schedules SET next_at = clock_ms() - CASE owner WHEN 'a' THEN 2000 ELSE 1000 END"
         await store._database.write(SqlStatement(sql, {}))
         assert [row.owner for row in await store.schedules.due()] == ["a", "b", "a", "a"]
-        # After its first run, the share of owner "a" in the queue is full.
+        # The first run already fills the share of owner "a" in the queue.
         assert await Ticker(store, harness.queue.submit).run_due() is False
         assert sorted(run.owner for run in await runs(store)) == ["a", "b"]
         assert [row.owner for row in await store.schedules.due()] == ["a", "a"]

@@ -29,7 +29,9 @@ class Received(NamedTuple):
 
 
 class Target:
-    """HTTP server that answers each request with the next of `answers`, and repeats the last one."""
+    """HTTP server that answers each request with the next item of `answers`. After the last item, repeats
+    this item.
+    """
 
     def __init__(self, *answers: str) -> None:
         self.answers = list(answers) or ["200 OK"]
@@ -126,7 +128,7 @@ async def test_message_can_be_sent_again(harness: QueueHarness) -> None:
     async with listening(Target("410 Gone", "200 OK")) as target:
         await harness.add(webhook=Webhook(target.url))
         row = await until(harness, is_over)
-        # The status 410 means that the target wants no more messages.
+        # With the status 410, the target says that it wants no more messages.
         assert (row.state, row.attempts) == ("failed", 1)
         assert await harness.queue.send_again(row.id)
         row = await until(harness, lambda row: row.state == "delivered")
@@ -199,7 +201,7 @@ async def test_private_target_is_refused_when_it_is_connected_to(store: Store) -
         with pytest.raises(InvalidInput, match="secret"):
             harness.queue.targets.check(Webhook("https://example.com/hook", "whsec_c2hvcnQ="))
         await harness.queue.start()
-        # A name is accepted here, because it can be checked only when its addresses are known.
+        # A name is accepted here. It can be checked only later, when its addresses are known.
         await harness.add(webhook=Webhook("https://localhost:44444/hook"))
         row = await until(harness, lambda row: row.attempts > 0)
         assert "localhost resolves to" in str(row.attempt_list[0].error)
