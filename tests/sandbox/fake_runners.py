@@ -66,7 +66,7 @@ class PoolHarness:
         self.launch_allowed.set()
         defaults: dict[str, object] = {
             "max_processes": 4,
-            # An owner may have all processes. Tests about shares set another limit.
+            # By default, one owner may have all processes. Tests of shares set another limit.
             "max_processes_per_owner": 1_000,
             "quickjs_processes": 1,
             "queue_seconds": 20.0,

@@ -96,8 +96,7 @@ def test_kill_ends_all_and_dying_groups_are_removed_later(controller: CgroupCont
     assert not any(Path(directory).exists() for directory in group._directories())
 
 
-# Program of a host that starts a plain process, and not a jail, in its control group. The test kills this
-# host.
+# Program of a host, which starts a process in a control group but not in a jail. The test kills the host.
 HOST = """
 import subprocess, sys
 from hutch.sandbox.jail import cgroup
@@ -151,8 +150,8 @@ def test_missing_hierarchy_is_not_an_error(tmp_path: Path) -> None:
 
 
 class FakeCgroup2:
-    """Simulates control groups of version 2 on machines that have version 1: which files exist, and which
-    writes are allowed.
+    """Simulates control groups of version 2 on a machine that has version 1: simulates which files exist, and
+    which writes are allowed.
     """
 
     FILES = ("memory.max", "memory.swap.max", "memory.oom.group", "pids.max", "memory.events", "pids.events")

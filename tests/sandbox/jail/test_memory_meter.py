@@ -27,8 +27,8 @@ def feed(child: subprocess.Popen[str], code: str) -> None:
 
 
 async def next_sample(meter: MemoryMeter) -> None:
-    """Waits for the next sample of the meter: watches this process with a limit of 0, which it certainly
-    exceeds.
+    """Waits for the next sample of the meter. Watches this process with a limit of 0, so the next sample
+    certainly exceeds the limit.
     """
     sampled = asyncio.Event()
     meter.watch(os.getpid(), 0, sampled.set)
@@ -51,7 +51,8 @@ def test_excess_of_a_guest_is_reported_soon_enough_to_kill_it(isolation: str) ->
         finally:
             child.kill()
         assert watch.exceeded
-        # The limit of 200 MiB was noticed neither too early nor long after the process exceeded it.
+        # The meter noticed the limit of 200 MiB not too early, and not long after the process had exceeded
+        # it.
         assert 200 * MIB < watch.peak_bytes < 600 * MIB
 
     with jails.guest(jails.container() if isolation == "container" else jails.process()) as child:
@@ -74,7 +75,7 @@ def test_excess_is_reported_once_and_only_above_the_limit() -> None:
             await next_sample(meter)
         meter.close()
         assert excesses.empty()
-        # Deno's binary has about 100 MB. It does not count, because all processes share it.
+        # Deno's binary of about 100 MB does not count, because all processes share it.
         assert watch.peak_bytes < 110 * MIB
 
     with jails.guest(jails.container()) as child:

@@ -36,7 +36,7 @@ async def netns_listener(anyio_backend: object) -> AsyncIterator[NetnsListener]:
 
 @contextlib.contextmanager
 def jailed(jail: Jail | None = None, user: int | None = None) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """Yields a guest that waits for its code, and the guest's process id, which bubblewrap reports."""
+    """Yields a guest that waits for its code, and the guest's process id, as reported by bubblewrap."""
     read, write = os.pipe()
     with jails.guest(jail or container(), "-A", info_fd=write, user=user) as child:
         os.close(write)
@@ -46,7 +46,7 @@ def jailed(jail: Jail | None = None, user: int | None = None) -> Iterator[tuple[
         try:
             yield child, pid
         finally:
-            # Kill the guest explicitly, because it does not die with its parent while it still waits for the
+            # Kill the guest explicitly. While the guest waits for its parent, it does not die with the
             # parent.
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
@@ -170,8 +170,8 @@ async def test_one_helper_serves_all_requests_and_is_replaced_when_killed(
     netns_listener: NetnsListener,
 ) -> None:
     with jailed() as (_, pid):
-        # Use another port each time, because the fork that opened the previous one may not have closed its
-        # end yet.
+        # Use another port each time. The forked process that opened the previous port may not have closed its
+        # socket yet.
         (await netns_listener.listen(pid, PORT)).close()
         first = helper_pid(netns_listener)
         (await netns_listener.listen(pid, PORT + 1)).close()
@@ -245,8 +245,8 @@ async def test_python_that_does_not_start_raises(
             await netns_listener.listen(pid, PORT)
 
 
-# Python that starts as the user of the tests and then drops all privileges. Other users may not be able to
-# execute this Python.
+# Interpreter for an unprivileged user. Python starts as the user of the tests and then drops all privileges,
+# because the unprivileged user may not be able to start Python.
 UNPRIVILEGED_PYTHON = """#!{python}
 import __future__, array, ctypes, fcntl, os, signal, socket, struct, sys
 code = compile(open(sys.argv[-1]).read(), sys.argv[-1], "exec")

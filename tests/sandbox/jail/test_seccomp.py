@@ -22,8 +22,8 @@ BOTH = pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def verdict_of(
     machine: str, number: int, *arguments: int, audit: int | None = None, forks: bool = False
 ) -> int:
-    """Returns the filter's verdict about a system call. Emulates the kernel's BPF machine as far as the
-    filter uses it.
+    """Returns the filter's verdict about a system call. Emulates those instructions of the kernel's BPF
+    machine that the filter uses.
     """
     values = [argument & (2**64 - 1) for argument in (*arguments, 0, 0, 0, 0, 0, 0)[:6]]
     arch = seccomp.ARCHITECTURES[machine].audit if audit is None else audit
@@ -76,7 +76,8 @@ def test_only_three_socket_families_are_allowed(machine: str) -> None:
 def test_input_cannot_be_faked_into_terminals(machine: str) -> None:
     ioctl = seccomp.ARCHITECTURES[machine].ioctl
     assert verdict_of(machine, ioctl, 0, 0x5412) == EPERM
-    # The kernel uses only the lower 32 bits of the request. Higher bits must not let it pass the filter.
+    # The kernel ignores the higher 32 bits of the request. If these bits are set, the request must not pass
+    # the filter.
     assert verdict_of(machine, ioctl, 0, 0x1_0000_5412) == EPERM
     assert verdict_of(machine, ioctl, 0, 0x541C) == EPERM
     assert verdict_of(machine, ioctl, 0, 0x5401) == ALLOW

@@ -1,4 +1,4 @@
-"""Priority of the processes of owners that use much CPU time."""
+"""CPU priority of the processes of owners that use much CPU time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ComputingRunner(FakeRunner):
 
 
 def ticks(shares: CpuShares, used: dict[ComputingRunner, float], count: int = 40) -> None:
-    """Simulates ticks of the shares, in each of which every runner uses its seconds of CPU time."""
+    """Simulates ticks. In each tick, every runner uses its number of seconds of CPU time."""
     for _ in range(count):
         for runner, seconds in used.items():
             runner.seconds += seconds
@@ -102,8 +102,8 @@ async def test_real_process_of_a_busy_owner_gets_a_lower_priority_and_gets_it_ba
             task.cancel()
         await asyncio.gather(*spin, return_exceptions=True)
         for owner in ("ann", "bob"):
-            # This works even if the priority of a runner cannot be restored, because such a runner is
-            # replaced.
+            # If the priority of a runner cannot be restored, the runner is replaced. So the code runs in any
+            # case.
             assert (await h.run("1 + 1", owner=owner)).result == 2
         await eventually(lambda: own in priorities())
 

@@ -1,4 +1,4 @@
-"""Leases: a runner is held for one execution, and the pool gets its outcome."""
+"""Leases: a lease holds a runner for one execution, and reports the outcome of the execution to the pool."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ async def test_stats_count_why_processes_ended_and_how_long_executions_waited() 
     first = await pool.acquire(QUICKJS, "ann")
     pool.release(first)
     await pool.acquire(DENO, "bo")
-    # The pool has capacity for two processes, so the idle quickjs process is evicted.
+    # The pool has capacity for only two processes, so it evicts the idle quickjs process.
     await pool.acquire(DENO, "bo")
     counters = pool.stats().counters
     assert counters.ended == {"used": 1, "recycled": 1, "idle": 1, "lost": 1, "crowded out": 1}
@@ -186,7 +186,7 @@ async def test_runner_assigned_during_cancellation_is_released() -> None:
     harness.launch_allowed.clear()
     task = asyncio.create_task(harness.pool.acquire(QUICKJS, "ann"))
     await settle()
-    # Cancel the waiting task after the pool has given it the runner, but before the task wakes up.
+    # The pool has given the runner to the waiting task. Cancel the task before it wakes up.
     harness.before_return = lambda: asyncio.get_running_loop().call_soon(task.cancel)
     harness.launch_allowed.set()
     await asyncio.gather(task, return_exceptions=True)
@@ -231,7 +231,7 @@ async def test_runner_that_does_not_start_an_execution_keeps_its_other_execution
     runner.multiplexer.forget(session)
     session.unresponsive = True
     harness.pool.release(runner, Result(ok=False), session)
-    # The pool starts another process, because the silent one must not get new executions.
+    # The silent process must not get new executions, so the pool starts another process.
     assert await harness.pool.acquire(QUICKJS, "ann") is not runner
     assert runner.is_alive
     harness.pool.release(runner, Result(ok=True))

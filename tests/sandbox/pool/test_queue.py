@@ -1,4 +1,4 @@
-"""Turns of owners in the queue of the pool."""
+"""The pool's queue, in which owners take turns."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ async def test_owners_that_give_up_again_and_again_do_not_fill_the_queue() -> No
     finally:
         tracemalloc.stop()
     assert [*queue] == [stays]
-    # The cancelled entries were removed: 1000 of them would take half a megabyte.
+    # The cancelled entries were removed. Otherwise, 1000 cancelled entries would take half a megabyte.
     assert used < 100_000
 
 

@@ -93,8 +93,8 @@ async def test_owner_without_a_process_is_served_before_an_owner_with_one() -> N
     for owner in ("ann", "ann", "bob"):
         tasks.append(asyncio.create_task(wait(owner)))
         await settle()
-    # Simulate that the exit of the process is not processed yet, so that the owner still counts as having
-    # one.
+    # Simulate that the host has not processed the exit of the process yet. So the process still counts for
+    # the owner.
     harness.pool.shares.processes.take("ann")
     harness.pool.release(first)
     async with asyncio.timeout(10):
@@ -122,8 +122,8 @@ async def test_full_share_of_the_queue_raises_busy_and_other_owners_can_wait() -
     for task in (*waiting, other):
         task.cancel()
     await settle()
-    # Only the execution of cyd counts as refused, because the whole queue was full. That of ann exceeded the
-    # share of its owner, which does not count.
+    # cyd's execution was refused because the whole queue was full. ann's execution was refused because of
+    # ann's share. Only a refusal because of the full queue is counted.
     assert harness.pool.stats().counters.refused == 1
     # All four places in the queue are free again.
     assert harness.pool.shares.queue.may_take("ann", 3, 3)

@@ -1,4 +1,4 @@
-"""Spares: which profiles get one, and which calls are served by a real spare."""
+"""Spares: the profiles that get a spare, and the calls that a real spare serves."""
 
 from __future__ import annotations
 
@@ -102,7 +102,8 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Tool
 @pytest.fixture(autouse=True)
 def fast_cleanup(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hutch.sandbox.pool.pool.CLEANUP_SECONDS", 0.02)
-    # Prevent processes that create the code cache, because the tests count the starts of processes.
+    # Prevent that processes are started to create the code cache, because the tests count the starts of
+    # processes.
     monkeypatch.setattr("hutch.protocols.tpmjs.code_cache.MIN_USES", 1_000)
 
 
@@ -112,7 +113,7 @@ async def test_second_call_is_served_by_the_spare_of_the_first(server: ToolsHarn
     [spare] = [runner for ready in server.app.pool.runners.warm.values() for runner in ready]
     assert await server.execute("count") == [1, None]
     assert spare.executions == 1
-    # Only the successor of the used spare was started.
+    # The only new process is the next spare.
     assert await server.wait_settled() == started + 1
 
 
@@ -142,8 +143,8 @@ async def test_call_with_another_env_gets_another_process(server: ToolsHarness) 
     for env in ({"WHO": "a"}, {"WHO": "b"}, {"WHO": "b", "MORE": ""}, {}):
         started = await server.wait_settled()
         assert await server.execute("count", env=env) == [1, env.get("WHO")]
-        # Two processes were started: one for the call, and one spare with the same env. The spare with the
-        # other env could not be used.
+        # The spare with the other env could not serve the call. So two processes were started: one for the
+        # call, and a spare with the env of the call.
         assert await server.wait_settled() == started + 2
 
 
@@ -231,7 +232,7 @@ async def test_callers_share_an_unused_spare(tmp_path: Path) -> None:
         await server.execute("count", caller="ann")
         started = await server.wait_settled()
         assert await server.execute("count", caller="bob") == [1, None]
-        # Only the successor of the spare was started.
+        # The only new process is the next spare.
         assert await server.wait_settled() == started + 1
 
 

@@ -1,4 +1,4 @@
-"""Errors of deno guests that end their own process or import missing modules."""
+"""Errors of deno guests that end their own process, and of deno guests that import missing modules."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""External runners have one session at a time, are used again while they are healthy, and are ended with
-their children.
+"""External runners: each has one session at a time, is reused while it is healthy, and is ended together with
+its children.
 """
 
 from __future__ import annotations

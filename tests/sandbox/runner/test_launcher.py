@@ -32,7 +32,7 @@ def files(folder: Path) -> list[Path]:
 
 @pytest.fixture
 def runtime_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A runtime folder with a short path, because the paths of sockets are limited."""
+    """A runtime folder with a short path, because the length of a socket's path is limited."""
     with tempfile.TemporaryDirectory(prefix="h") as made:
         monkeypatch.setenv("XDG_RUNTIME_DIR", made)
         yield Path(made)

@@ -1,5 +1,5 @@
-"""Runners cannot write to the wake-up file. A listener accepts one connection, and closes its sockets in
-order.
+"""The wake-up file, to which runners cannot write, and the listener, which accepts one connection and closes
+its sockets in order.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ async def test_runner_that_waits_for_a_slow_tool_stops_polling() -> None:
     async with hutch.Hutch(quickjs_processes=2) as h:
         await h.run("1", tools=[next_number, slow])
         before = cpu_seconds(runner_pid(h))
-        # Make two calls before the slow one, because a runner polls only after its first call.
+        # A runner polls only after its first call, so make two calls before the slow call.
         code = "await tools.next_number({ n: 1 }); await tools.next_number({ n: 2 }); await tools.slow()"
         assert (await h.run(code, tools=[next_number, slow])).ok
         assert cpu_seconds(runner_pid(h)) - before < 0.25

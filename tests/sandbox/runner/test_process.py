@@ -40,7 +40,7 @@ BOMB = "const a = []; for (;;) a.push(new Uint8Array(1024 * 1024).fill(1))"
 @pytest.fixture(autouse=True)
 async def leaves_nothing_behind(sandbox: hutch.Hutch) -> AsyncIterator[None]:
     """Checks that a test leaves no process and no control group behind."""
-    # Wait until spares of earlier tests have started, because they would look like processes of this test.
+    # Wait until spares of earlier tests have started. Otherwise they would look like processes of this test.
     await eventually(lambda: is_settled(sandbox))
     before = {*children(os.getpid())}, groups(os.getpid())
     yield
@@ -85,7 +85,7 @@ async def test_killing_a_started_runner_ends_all_its_processes(engine: str) -> N
 async def test_lines_that_arrive_with_the_first_one_are_processed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A busy host reads both lines at once."""
+    """A busy host reads the two lines at once."""
     (tmp_path / "load.mjs").write_text("export default () => ({});")
     held = bytearray()
     receive = StreamChannel.data_received
@@ -222,14 +222,15 @@ async def test_process_that_cannot_be_watched_is_killed_with_its_descendants(
 
     jail = jails.container(controller=cgroup.find_controller() if has_groups else None)
     launcher = Launcher(load_settings({}), jail, never)
-    # Start the netns helper before the processes are counted, because it lives as long as the launcher.
+    # The netns helper lives as long as the launcher. Start the helper before the processes are counted.
     launcher.prepare_network()
     before = {*descendants(os.getpid())}
     with monkeypatch.context() as patch:
         patch.setattr("os.pidfd_open", no_more_descriptors)
         with pytest.raises(SandboxUnavailable, match=r"cannot be watched: .*Too many open files"):
             await launcher.launch(Profile("npm", stdin_payload=b"{}", egress=egress))
-        # Count the descriptors after a first launch, which also opens those that the event loop needs.
+        # Count the descriptors after a first launch, because the first launch also opens the descriptors that
+        # the event loop needs.
         descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
         with pytest.raises(SandboxUnavailable):
             await launcher.launch(Profile("npm", stdin_payload=b"{}", egress=egress))

@@ -29,7 +29,9 @@ def test_real_jail_passes_every_check() -> None:
 def test_host_pid_that_also_exists_in_the_jail_does_not_count_as_reached(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a container, `hutch serve` is one of the first processes and so has such a low process id."""
+    """In a container, `hutch serve` is one of the first processes. So its process id is low, and a process in
+    the jail has the same id.
+    """
     monkeypatch.setattr("os.getpid", lambda: number)
     assert failed(probe.probe_jail(jails.container())) == []
 
@@ -39,8 +41,8 @@ def test_deno_without_a_container_enforces_its_permissions() -> None:
 
 
 class WeakenedJail(Jail):
-    """A jail with changed bubblewrap arguments: those in `without` are removed, and those in `added` are
-    inserted before `--remount-ro`.
+    """A jail with changed bubblewrap arguments: the arguments in `without` are removed, and the arguments in
+    `added` are inserted before `--remount-ro`.
     """
 
     without: tuple[str, ...] = ()
@@ -230,7 +232,7 @@ def test_unusable_copies_are_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 def _not_executable(made: LibraryCopies) -> LibraryCopies:
-    """Simulates a home that is mounted noexec: the loader exists but cannot be executed."""
+    """Simulates a home that is mounted noexec: the dynamic loader exists but cannot be executed."""
     for _, names, files in os.walk(made.folder):
         assert names or files
     for path in Path(made.folder).rglob("*.so*"):
