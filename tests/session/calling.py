@@ -1,4 +1,4 @@
-"""Calls tools as a guest would, and defines sample types and tools."""
+"""Calls tools as a guest would, and defines types and tools for the tests."""
 
 from __future__ import annotations
 

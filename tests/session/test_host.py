@@ -21,7 +21,7 @@ from hutch.session.tools.tool import ToolContext
 
 
 class ScriptedRunner:
-    """The runner's end of a channel: records messages of the host, and sends those of the test."""
+    """The runner's end of a channel. Records the messages of the host, and sends the messages of the test."""
 
     def __init__(self, **options: Any) -> None:
         host, self.channel = MemoryChannel.pair()
@@ -105,7 +105,7 @@ async def test_duration_claimed_by_the_runner_is_capped_at_the_elapsed_time() ->
 
 
 async def test_calls_whose_tasks_finish_immediately_are_not_outstanding() -> None:
-    """`asyncio.eager_task_factory` makes tasks finish immediately."""
+    """With `asyncio.eager_task_factory`, tasks can finish immediately."""
 
     def eager(loop: asyncio.AbstractEventLoop, coroutine: Any, **_: Any) -> Any:
         with pytest.raises(StopIteration):
@@ -309,8 +309,8 @@ async def test_execution_that_started_late_has_no_more_than_its_time_limit() -> 
 async def test_messages_that_arrived_while_the_host_was_late_count() -> None:
     runner = ScriptedRunner(backstop_seconds=0)
     session = runner.begin(Limits(timeout_ms=20))
-    # Block the event loop past the time limit. The host must still accept the result that it reads directly
-    # afterwards.
+    # Block the event loop until the time limit has passed. The host must still accept the result, which it
+    # reads directly afterwards.
     time.sleep(0.12)  # noqa: ASYNC251
     asyncio.get_running_loop().call_later(0.01, lambda: runner.done(result=1))
     assert (await result_of(session)).result == 1

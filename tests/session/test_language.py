@@ -1,4 +1,4 @@
-"""Code in Python is recognised where JavaScript is expected."""
+"""Detection of Python code where JavaScript is expected."""
 
 from __future__ import annotations
 

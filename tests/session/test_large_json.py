@@ -1,4 +1,4 @@
-"""Texts decoded in pieces give the same values and the same refusals as texts decoded at once."""
+"""Decoding in pieces: a text gives the same values and the same refusals as if it were decoded at once."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_pieces_decode_like_the_whole_text() -> None:
         value = random_value(rng)
         text = json.dumps(value, indent=number % 3 or None).encode()
         assert await decode_large_value(text) == value
-        # Replace or remove one character. The outcome must be that of the normal decoder.
+        # Replace or remove one character. The result or the refusal must be that of the normal decoder.
         at = rng.randrange(len(text))
         changed = text[:at] + rng.choice([b"", b",", b"]", b"}", b'"', b"\\", b"[", b":"]) + text[at + 1 :]
         assert await _outcome(changed) == _expected(changed), changed
@@ -76,8 +76,8 @@ async def test_long_strings_decode_like_short_ones(plain_letters: bool) -> None:
         value = rng.choice([first, [first, second], {first: second, "k": [second]}, [[first], 1, [second]]])
         text = json.dumps(value, ensure_ascii=not plain_letters).encode()
         assert await decode_large_value(text) == value, text
-        # Remove one byte, so that an escape, a character or a string is incomplete. The outcome must be that
-        # of the normal decoder.
+        # Remove one byte, so that an escape, a character or a string is incomplete. The result or the refusal
+        # must be that of the normal decoder.
         at = rng.randrange(len(text))
         changed = text[:at] + text[at + 1 :]
         assert await _outcome(changed) == _expected(changed), changed
@@ -153,7 +153,7 @@ async def test_depth_and_number_of_values_are_limited() -> None:
         await decode_large_value(b"[" + b"1," * 60_000 + b"1]", 50_000)
 
 
-# If it is decoded in one step, each of these texts stalls the event loop for 0.05 to 2.5 s.
+# Decoding one of these texts in one step stalls the event loop for 0.05 to 2.5 s.
 SLOW: dict[str, Callable[[], bytes]] = {
     "exponents": lambda: b"[" + b"1e300," * 250_000 + b"1]",
     "digits": lambda: b"[" + b"1.2345678901234567e-300," * 40_000 + b"1]",

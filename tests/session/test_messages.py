@@ -1,4 +1,4 @@
-"""The six Execbox messages and their encoding."""
+"""The six messages of Execbox, and how they are encoded."""
 
 from __future__ import annotations
 

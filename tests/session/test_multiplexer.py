@@ -51,7 +51,7 @@ async def test_host_follows_the_transcript_of_the_specification() -> None:
     code = 'await tools.echo({"ok":true})'
     session = runner.multiplexer.open("exec-1", code, Limits(timeout_ms=1000), [provider])
     request = runner.received[0]
-    # Ignore the options that Hutch adds to those of the specification.
+    # Ignore the options that Hutch adds to the options of the specification.
     options = {name: request["options"][name] for name in json.loads(TRANSCRIPT[0])["options"]}
     assert {**request, "options": options} == json.loads(TRANSCRIPT[0])
     runner.send(TRANSCRIPT[1], TRANSCRIPT[2])

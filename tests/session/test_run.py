@@ -1,4 +1,4 @@
-"""Handle of a run: the control of the run, and the contents of its record."""
+"""Handle of a run: controls the run, and collects the contents of its record."""
 
 from __future__ import annotations
 

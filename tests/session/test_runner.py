@@ -84,7 +84,7 @@ async def call_tool(providers: list[Provider], namespace: str, tool: str, value:
 
 
 async def echoing(request: ExecutionRequest) -> Result:
-    """A guest that calls a tool and returns its result."""
+    """A guest that calls a tool and returns the tool's result."""
     request.run.report_started()
     answer = await call_tool(list(request.providers), "tools", "echo", {"ok": True})
     return Result(ok=True, duration_ms=3, logs=[], result_json=answer)
@@ -105,7 +105,7 @@ class WaitingGuest:
     async def __call__(self, request: ExecutionRequest) -> Result:
         stopped = anyio.Event()
         request.run.report_started()
-        # Set `stopped` on any message of the session, because it sends only the cancellation.
+        # The session sends only the cancellation, so any message of the session sets `stopped`.
         request.run.session = Session("r", "", Limits(), [], Peer(send=lambda _: stopped.set()))
         self.running += 1
         self.started.set()
@@ -325,8 +325,8 @@ async def test_execution_that_cannot_start_gets_a_protocol_error_code(error: Exc
     assert (done["type"], done["ok"], done["durationMs"], done["logs"]) == ("done", False, 0, [])
     assert done["error"]["code"] == code
     assert "secret" not in done["error"]["message"]
-    # Only the error of an exceeded quota has a name, because the client returns a result for it. It raises
-    # Busy if there is no runner.
+    # An exceeded quota has the same code as a busy server, so this error also gets a name. `hutch.connect`
+    # needs the name: it returns a result for an exceeded quota, and raises Busy for a busy server.
     assert done["error"].get("name") == ("QuotaExceeded" if isinstance(error, QuotaExceeded) else None)
 
 

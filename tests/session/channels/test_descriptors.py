@@ -1,5 +1,5 @@
-"""Channel over descriptors of all kinds. The host must close each of its descriptors exactly once, because a
-second close could hit another file that has got the same number.
+"""Channel over descriptors of all kinds. The host must close each of its descriptors exactly once. After the
+first close, another file may get the number of the descriptor, and a second close would close that file.
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ def socket_pair() -> Ends:
 
 
 class Connected:
-    """A channel whose input and output are pipes or sockets, with the other ends of both."""
+    """A channel whose input and output are pipes or sockets, together with the peer's ends of the input and
+    of the output.
+    """
 
     def __init__(self, input: Ends, output: Ends) -> None:
         self.channel = DescriptorChannel(input[0].fileno(), output[1].fileno(), 1_000)

@@ -17,7 +17,7 @@ from hutch.session.channels.stream import connect_pipes
 
 
 class WakeupFileEnds:
-    """A wake-up file, and the descriptor with which a runner would read it."""
+    """A wake-up file, and the descriptor from which a runner would read it."""
 
     def __init__(self) -> None:
         self.file = WakeupFile()
@@ -104,8 +104,7 @@ async def test_closed_channel_does_not_write_to_a_reused_descriptor(
     else:
         async with asyncio.timeout(10):
             await ended.wait()
-    # These files get the descriptor numbers that the channel had, because the lowest free numbers are used
-    # first.
+    # Files get the lowest free numbers, so these files get the descriptor numbers that the channel had.
     reader, writer = os.pipe()
     more = [os.dup(writer) for _ in range(4)]
     channel.send_now(b"too late\n")
@@ -124,7 +123,9 @@ async def test_closed_channel_does_not_write_to_a_reused_descriptor(
 async def polling_channel(
     wakeup_file: WakeupFileEnds,
 ) -> AsyncIterator[tuple[LowLatencyChannel, int, list[bytes]]]:
-    """Yields a channel, the write end of the pipe that it reads, and the list of lines that it receives."""
+    """Yields a channel, the write end of the pipe from which the channel reads, and the list of the lines
+    that the channel has received.
+    """
     channel, other = await connected(wakeup_file)
     read, write = os.pipe()
     lines: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Conversion of a program's output to events of its run, one for each line."""
+"""Conversion of a program's output to events of the program's run. Each line is an event."""
 
 from __future__ import annotations
 

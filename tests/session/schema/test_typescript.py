@@ -33,7 +33,7 @@ def one(given: Any = None, output_schema: Any = None, description: str | None = 
 
 
 def rendered(schema: Any) -> str:
-    """Returns the TypeScript type of a result with this schema, which must be on one line."""
+    """Returns the TypeScript type of a result with this schema. Checks that the type is on one line."""
     text = one(obj(), schema)
     return text[text.index("Promise<") + 8 : text.rindex(">;")]
 
@@ -441,8 +441,8 @@ def test_compiler_accepts_correct_uses_and_refuses_each_wrong_one(directory: Pat
             "hostile": ToolSpec(HOSTILE, HOSTILE, HOSTILE_TEXT),
         },
     )
-    # The check succeeds only if every use in MISUSES is an error, because the compiler reports
-    # `@ts-expect-error` comments without one.
+    # The compiler reports each `@ts-expect-error` comment above a line without an error. So the check
+    # succeeds only if every use in MISUSES is an error.
     wrong = "\n".join(f"// @ts-expect-error {what}\n{use}" for what, use in MISUSES.items())
     good = check(directory, f"{text}\n{USES}\n{{\n{wrong}\n}}\nexport {{}};\n")
     assert good.returncode == 0, good.stderr

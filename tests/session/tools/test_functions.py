@@ -1,4 +1,4 @@
-"""Functions as tools: parameters, explicit schemas, and unsupported functions."""
+"""Functions as tools: their parameters, explicit schemas, and functions that are not supported."""
 
 from __future__ import annotations
 

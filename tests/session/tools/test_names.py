@@ -32,7 +32,7 @@ def only(original: str) -> str:
         ("größe", "gr_e"),
         ("名前", "_"),
         ("a\nb\u2028c", "a_b_c"),
-        ("٣x", "x"),  # a digit, but not ASCII
+        ("٣x", "x"),  # a digit, but not an ASCII digit
     ],
 )
 def test_original_name_becomes_an_identifier(original: str, safe: str) -> None:

@@ -1,4 +1,4 @@
-"""Context of a tool call, also for tools that are called outside of a run."""
+"""Context of a tool call. Tools can also be called outside of a run."""
 
 from __future__ import annotations
 
