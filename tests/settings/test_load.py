@@ -25,7 +25,7 @@ def test_defaults_match_the_protocol() -> None:
 
 
 def test_keyword_arguments_of_hutch_have_the_types_of_the_settings() -> None:
-    """If this fails, a setting was added or changed, and `SettingOverrides` needs the same change."""
+    """If this test fails, a setting was added or changed. Change `SettingOverrides` in the same way."""
     declared, expected = get_type_hints(SettingOverrides), get_type_hints(Settings)
     assert declared.keys() == expected.keys()
     wider = {
@@ -84,8 +84,8 @@ def test_project_cannot_weaken_the_settings() -> None:
 
 
 def test_paths_in_a_file_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If they were relative to the current directory, they could name files of another user who owns that
-    directory.
+    """If these paths were relative to the current directory, they could name files of another user, who owns
+    that directory.
     """
     monkeypatch.chdir("/")
     (tmp_path / "hutch.toml").write_text('home = "state"\nmcp_config = ["servers.json", "/etc/x", "~/y"]\n')
@@ -328,7 +328,7 @@ def test_old_and_new_name_in_one_source_are_refused(old: str, new: str, tmp_path
 
 
 def test_new_name_in_the_environment_overrides_the_old_one_in_a_file(tmp_path: Path) -> None:
-    """Hutch passes settings to child processes as variables with the new names, while the file may still have
+    """Hutch passes settings to child processes in variables with the new names. The file may still contain
     the old names.
     """
     file = tmp_path / "hutch.toml"
