@@ -41,8 +41,8 @@ def make_flow_run(owner: str = "ada", **more: Any) -> FlowRunRow:
 
 
 async def create_flow_key(store: Store) -> None:
-    """Creates the data key of flows. Tests call this before they add users with invalid data keys, because
-    the key cannot be created afterwards.
+    """Creates the data key of flows. A test that adds users with invalid data keys must call this function
+    before, because the key cannot be created afterwards.
     """
     await store.journal.step_counts("")
 

@@ -1,4 +1,4 @@
-"""Backups of SQLite and PostgreSQL, restored into either."""
+"""Backups of SQLite and PostgreSQL. Each backup is restored into SQLite and into PostgreSQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes that were acknowledged survive when their process is killed."""
+"""Acknowledged writes, which survive when their process is killed."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ asyncio.run(main())
 
 
 def output_until_killed(lines: int) -> list[str]:
-    """Starts a process that prints a line after each write, and kills it after this many lines. Returns all
-    its lines.
+    """Starts a process that prints a line after each write. Kills the process after this many lines. Returns
+    all its lines.
     """
     with subprocess.Popen([sys.executable, "-c", WRITE], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -63,7 +63,8 @@ async def test_acknowledged_writes_survive_kill_9(
         for name, version in reported.items():
             found = await store.abilities.get(name, "ada")
             assert found is not None
-            # The process may have been killed after it stored another version and before it printed the line.
+            # The process may have been killed after it stored the next version and before it printed a line
+            # for this version.
             assert found.version in (version, version + 1)
             versions = await store.abilities.versions(name, "ada")
             assert [each.version for each in versions] == list(range(found.version, 0, -1))
@@ -81,8 +82,8 @@ async def test_other_processes_see_the_writes_of_a_process_that_opens_the_store_
     settings = Settings(home=str(tmp_path))
 
     def read_users() -> str:
-        """Reads the users in another process. SQLite would delete the write-ahead log in that process if the
-        file seemed to be unused.
+        """Reads the users in another process. If the database file seemed to be unused, SQLite would delete
+        the write-ahead log when that process closes the file.
         """
         command = [sys.executable, "-c", READ, str(tmp_path / "hutch.db")]
         return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout

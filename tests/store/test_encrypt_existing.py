@@ -1,4 +1,6 @@
-"""Inputs, results and events of flow runs are encrypted in the database, and bound to their row."""
+"""Encryption of the inputs, results and events of flow runs. Each encrypted value is bound to its row of the
+database.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,7 @@ async def test_no_plaintext_is_stored(store_settings: Settings) -> None:
         assert SECRET not in str(stored)
         if store_settings.database_url is None:
             assert not secret_in_files(store_settings.home_path)
-        # The store decrypts everything, because it has the key.
+        # The store has the key, so it can decrypt everything.
         assert (run.document, run.inputs) == (secret_json("document"), secret_json("inputs"))
         assert (run.options, run.summary) == (secret_json("options"), secret_json("summary"))
         assert await store.journal.steps("r") == [

@@ -1,4 +1,4 @@
-"""Hot queries use an index, so that ten thousand rows are as fast as ten."""
+"""Frequent queries use an index, so that they are as fast with ten thousand rows as with ten."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_hot_queries_scan_no_table(store_settings: Settings) -> None:
         await store.journal.add(make_flow_run(ada.id, run_id="run"))
         if store_settings.database_url is None:
             explaining, table_scan = ExplainingDatabase(store, "EXPLAIN QUERY PLAN"), "SCAN "
-            # Scans of these are allowed, because they are intermediate results of a search and not tables.
+            # These names are intermediate results of a search and not tables, so a scan of them is allowed.
             names = (
                 "candidates",
                 "query",
@@ -61,7 +61,7 @@ async def test_hot_queries_scan_no_table(store_settings: Settings) -> None:
             intermediate = {f"SCAN {name}" for name in names}
             intermediate |= {f"SCAN {number} CONSTANT ROWS" for number in range(9)} | {"SCAN CONSTANT ROW"}
         else:
-            # Make PostgreSQL plan as if the tables had many rows.
+            # Make PostgreSQL choose its plan as if the tables had many rows.
             await store._database.read("SELECT set_config('enable_seqscan', 'off', false)")
             explaining, table_scan, intermediate = ExplainingDatabase(store, "EXPLAIN"), "Seq Scan", set()
         for table in (

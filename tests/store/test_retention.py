@@ -1,4 +1,4 @@
-"""Retention clock: records are not deleted because of a wrong system clock."""
+"""Retention clock: a wrong system clock must not cause the deletion of records."""
 
 from __future__ import annotations
 

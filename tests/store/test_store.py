@@ -163,11 +163,11 @@ async def test_cancelled_open_leaves_nothing_open(tmp_path: Path) -> None:
     async with await Store.open(Settings(home=str(tmp_path))):
         pass
     file = tmp_path / "hutch.db"
-    # Count threads before, because stores of other tests may be open.
+    # Count the threads first, because stores of other tests may be open.
     before = store_threads()
     with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
-        # The store waits for the lock in a thread that cannot be cancelled.
+        # The thread in which the store waits for the lock cannot be cancelled.
         opening = asyncio.create_task(Store.open(Settings(home=str(tmp_path))))
         await asyncio.to_thread(wait_until, lambda: open_descriptors(file) > 1)
         opening.cancel()
@@ -268,7 +268,7 @@ async def test_wrong_postgres_password_is_reported_without_it(postgres: database
             return False
         return True
 
-    wait_until(is_refused)  # the server reads its changed rules in the background
+    wait_until(is_refused)  # the server reads the changed rules in the background
     with pytest.raises(StoreError, match="password authentication failed") as caught:
         await Store.open(Settings(database_url=url))
     assert "S3CRET" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Locked, full, removed or unreachable databases raise a clear error and lose no data."""
+"""Databases that are locked, full, removed or unreachable. The error is clear, and no data is lost."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ async def test_files_and_threads_are_released_on_close(store_settings: Settings)
             await store.users.list()
     gc.collect()
     assert open_descriptors() == before
-    # Wait, because the threads of the store end by themselves and nobody joins them.
+    # Wait, because nobody joins the threads of the store, which end by themselves.
     wait_until(lambda: store_threads() <= threads)
 
 

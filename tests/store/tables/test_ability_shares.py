@@ -1,4 +1,4 @@
-"""Sharing with named users and groups: access to an ability, and precedence."""
+"""Shares with named users and groups: who may use an ability, and which ability takes precedence."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hutch.store.tables import ability_shares, groups
 
 
 async def readable(store: Store, user: User) -> tuple[bool, bool, bool, bool]:
-    """Returns whether a user can get, list, find and depend on the ability `get_user` of another user, in
-    this order.
+    """Returns whether a user can get, list, find and depend on the ability `get_user` of another user. The
+    four values are in this order.
     """
     found = await store.abilities.get("get_user", user.id)
     listed = await store.abilities.list(user.id, shared=True)
@@ -38,7 +38,7 @@ async def test_ability_is_shared_with_a_user_until_it_is_revoked(store: Store) -
     assert await readable(store, eve) == NONE
     (share,) = await store.ability_shares.list("get_user", ada.id)
     assert (share.user, share.group) == ("bob", None)
-    # A new version is shared too.
+    # A new version of a shared ability is shared, too.
     await store.abilities.put(make_ability(ada, name="Second"))
     found = await store.abilities.get("get_user", bob.id)
     assert found is not None
@@ -86,7 +86,7 @@ async def test_removed_user_and_ability_leave_no_shares(store: Store) -> None:
 
 
 async def test_share_cannot_replace_an_ability_that_the_user_runs(store: Store) -> None:
-    """If it could, another user's code would run with the credentials of this user."""
+    """Otherwise, another user's code would run with the credentials of this user."""
     ada, bob, eve = [await add_user(store, name) for name in ("ada", "bob", "eve")]
 
     async def owner() -> str:

@@ -97,8 +97,8 @@ async def test_only_the_holder_writes(store: Store) -> None:
 async def test_write_waits_for_a_concurrent_claim_and_then_writes_nothing(
     postgres: databases.PostgresServer, tmp_path: Path
 ) -> None:
-    """Only PostgreSQL is tested: a plain SELECT there would still see the previous holder. SQLite executes
-    writes one after the other.
+    """Only PostgreSQL is tested. On PostgreSQL, a plain SELECT would still see the previous holder. SQLite
+    executes writes one after the other.
     """
     settings = Settings(home=str(tmp_path), database_url=postgres.new_database())
     async with await open_store(settings) as store:
@@ -138,7 +138,7 @@ async def test_former_holder_writes_nothing_after_a_claim(store_settings: Settin
             assert await other.journal.claim(run, "new", now())
             last = await other.journal.last_number(run.run_id)
             await writing
-            # The claim ended the writing, without a partial batch.
+            # The claim ended the write, and no part of the batch was written.
             assert last == await other.journal.last_number(run.run_id)
             assert last == len(await other.journal.events(run.run_id, limit=last + 1))
             assert last % 20 == 0
@@ -259,7 +259,7 @@ async def test_old_runs_are_pruned_in_batches(store: Store, monkeypatch: pytest.
 
     monkeypatch.setattr(store._database, "write", counted)
     assert await store.journal.prune(now(plus_seconds=-500)) == 12
-    # Each run with more lines than fit in a batch is deleted in a transaction of its own.
+    # A run with more lines than fit in a batch is deleted in its own transaction.
     assert sorted(sizes) == [1, 1, 2, 2, 2, 2, 2]
     assert await store._database.read("SELECT count(*) FROM flow_journal") == [(0,)]
     sizes.clear()
@@ -328,7 +328,7 @@ async def test_records_of_repeated_and_restarted_steps_are_left_out(store: Store
     entries = []
     for number, step in enumerate(("a", "b", "a", "b/0", "c"), 1):
         entries.append(JournalEntry(3 * number, "{}", step, "succeeded"))
-        # Give one record a subject, as records of earlier versions have it.
+        # Give one record a subject, because records of earlier versions have subjects.
         subject = step if step == "b" else None
         entries.append(JournalEntry(3 * number + 1, f"{step}{number}", None, "record", subject))
         entries.append(JournalEntry(3 * number + 2, "{}", kind="step"))

@@ -41,8 +41,8 @@ async def test_another_limit_has_its_own_counter(store: Store) -> None:
 
 @pytest.mark.parametrize(
     ("seconds_later", "allowed"),
-    # At the end of a window of 60 s all its hits count, half a window later half of them, and after another
-    # window none.
+    # At the end of a window of 60 s, all hits of the window count. Half a window later, half of its hits
+    # count. After another window, none of them counts.
     [(1, 0), (60, 0), (75, 3), (90, 5), (120, 10)],
 )
 async def test_previous_window_counts_in_proportion(seconds_later: int, allowed: int) -> None:
@@ -63,13 +63,14 @@ async def test_retry_time_is_when_the_count_goes_down() -> None:
     now += 10
     window = await counters.hit("ada", 10, 60)
     assert window is not None
-    # All hits are in the current window, so the next one is allowed when this window ends, in 50 seconds.
+    # All hits are in the current window. The window ends in 50 seconds, and then the next hit is allowed.
     assert window.retry_seconds == 50
     now += 51
     assert await counters.hit("ada", 10, 60) is None
     window = await counters.hit("ada", 10, 60)
     assert window is not None
-    # Now hits of the previous window count. After each tenth of this window, one hit less counts.
+    # Now the earlier hits are in the previous window. In each tenth of the current window, one of them stops
+    # counting.
     assert window.retry_seconds == 5
     now += 5.1
     assert await counters.hit("ada", 10, 60) is None

@@ -1,4 +1,4 @@
-"""Filters, order, cursor and bounds of the search of run records. On SQLite and PostgreSQL."""
+"""Search of run records: filters, order, cursor and bounds, on SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
