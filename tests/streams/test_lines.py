@@ -1,4 +1,4 @@
-"""Splits byte streams into lines: chunks of any size, and lines that are too long."""
+"""Splitting byte streams into lines: chunks of any size, and lines that are too long."""
 
 from __future__ import annotations
 

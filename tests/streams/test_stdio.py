@@ -1,4 +1,6 @@
-"""Tests of `hutch.streams.stdio`, in a separate process, because it changes file descriptors 0 and 1."""
+"""Tests of `hutch.streams.stdio`. They run in a separate process, because the module changes file descriptors
+0 and 1.
+"""
 
 from __future__ import annotations
 
