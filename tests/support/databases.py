@@ -76,15 +76,15 @@ class PostgresServer:
 
     @contextlib.contextmanager
     def database_with_tables(self) -> Iterator[str]:
-        """Yields the URL of a database with empty tables. A later test gets the same database, unless this
-        test changed the tables.
+        """Yields the URL of a database with empty tables. If this test does not change the definitions of the
+        tables, a later test gets the same database.
         """
         url, catalog = self._unused.pop() if self._unused else self._create_tables()
         yield url
         if self._process is None:
             return
         with self.connect(url) as connection:
-            # Close all other connections, because processes that a test has killed may still be connected.
+            # Close all other connections. A process that a test has killed may still be connected.
             connection.execute(
                 "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
                 " AND backend_type = 'client backend'"
@@ -107,8 +107,7 @@ class PostgresServer:
         return psycopg.connect(url or self.url, autocommit=True)
 
     def start(self) -> None:
-        # fsync is off, because in tests the data must survive a killed process, but not a crash of the
-        # machine.
+        # In the tests, data must survive a killed process, but not a crash of the machine. So fsync is off.
         options = {"listen_addresses": "", "unix_socket_directories": str(self.folder), "fsync": "off"}
         command = [postgres_program("postgres"), "-D", str(self.folder / "data")]
         command += [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
@@ -193,7 +192,7 @@ def _create_tables(settings: Settings) -> None:
     async def create() -> None:
         await (await open_database(settings)).close()
 
-    # Use another thread, because this one already runs an event loop.
+    # This thread already runs an event loop, so use another thread.
     with ThreadPoolExecutor(1) as thread:
         thread.submit(asyncio.run, create()).result()
 

@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 SERVE = [*HUTCH, "runtime", "serve"]
-# A runtime should exit within one second. A busy machine may need more.
+# A runtime should exit within one second. The limit here is higher, because the machine may be busy.
 EXIT_SECONDS = 5.0
 
 
@@ -154,7 +154,7 @@ class StdioRuntime:
 
 @contextlib.contextmanager
 def running_runtime(*, cwd: Any = None, **env: str) -> Iterator[StdioRuntime]:
-    """Starts a runtime. Stops it at the end if the test has not done so."""
+    """Starts a runtime. At the end, stops the runtime if the test has not stopped it."""
     with start_hutch(["runtime", "serve"], env=env, cwd=cwd) as process:
         try:
             yield StdioRuntime(process)

@@ -1,4 +1,4 @@
-"""Makes a path unreadable, also for root."""
+"""Makes a path unreadable, even for root."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def forbidden(path: Path) -> Iterator[None]:
-    """Makes the path unreadable in the `with` block. Root also drops its privileges there, so modules that
-    the block needs must be imported before.
+    """Makes the path unreadable in the `with` block. If the process is root, it drops its privileges in the
+    block, so modules that the block needs must be imported before.
     """
     user, mode = os.geteuid(), path.stat().st_mode
     path.chmod(0)

@@ -91,15 +91,15 @@ class ForkedProcess(subprocess.Popen[Any]):
             try:
                 self._pidfd = os.pidfd_open(self.pid)
             except ProcessLookupError:
-                # The process has already ended. Use a descriptor that is always readable, as the pidfd of an
-                # ended process is.
+                # The process has already ended. Like the pidfd of an ended process, this descriptor is always
+                # readable.
                 self._pidfd = os.open(os.devnull, os.O_RDONLY)
             self._child_created = True
         finally:
             self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
     def _try_wait(self, flags: int) -> tuple[int, int]:
-        # Check only whether the process has ended, because its status arrives in the pipe a moment later.
+        # Check only whether the process has ended. Its exit status arrives in the pipe a moment later.
         if flags & os.WNOHANG and not select.select([self._pidfd], [], [], 0)[0]:
             return 0, 0
         status = _read_number(self._status_pipe)
@@ -115,7 +115,7 @@ class ForkedProcess(subprocess.Popen[Any]):
 
 
 class ForkServer:
-    """Starts the process that forks, and sends it requests."""
+    """Starts the process that forks, and sends requests to it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -150,8 +150,8 @@ class ForkServer:
 
 
 class ForkClient:
-    """Sends requests from a forked process. A process that is started in this way is killed when the
-    requesting process ends.
+    """Sends requests from a forked process. When the requesting process ends, the processes that it has
+    requested are killed.
     """
 
     def __init__(self, socket_name: str) -> None:
@@ -204,8 +204,8 @@ def _read_number(status_pipe: int) -> int:
 
 
 def _serve(requests: socket.socket, listener: socket.socket) -> dict[str, Any] | None:
-    """Forks a process for each request. Returns twice: in the forked process it returns the request, in this
-    process None after the last request.
+    """Forks a process for each request. Returns the request in the forked process. Returns None in this
+    process after the last request.
     """
     running: dict[int, tuple[int, int]] = {}
     clients: dict[int, int] = {}
@@ -213,7 +213,7 @@ def _serve(requests: socket.socket, listener: socket.socket) -> dict[str, Any] |
     selector.register(requests, selectors.EVENT_READ)
     selector.register(listener, selectors.EVENT_READ)
     while True:
-        # Handle one event at a time, because handling it may make the next one invalid.
+        # Handle one event at a time, because the handling of an event may make the next event invalid.
         key, _ = selector.select()[0]
         if key.fd in running:
             selector.unregister(key.fd)
@@ -223,8 +223,8 @@ def _serve(requests: socket.socket, listener: socket.socket) -> dict[str, Any] |
             _report_exit(key.fd, pid, status_pipe)
             continue
         if key.fd in clients:
-            # Clients send only one request. So if the connection is readable, the client has ended and its
-            # process is killed.
+            # A client sends only one request. So if the connection is readable, the client has ended, and the
+            # process of the client is killed.
             selector.unregister(key.fd)
             os.kill(clients.pop(key.fd), signal.SIGKILL)
             continue
@@ -271,7 +271,7 @@ def _report_exit(handle: int, pid: int, status_pipe: int) -> None:
 
 
 def _report_number(status_pipe: int, number: int) -> None:
-    # The client may have ended meanwhile.
+    # The client may have ended since it sent the request.
     with contextlib.suppress(BrokenPipeError):
         os.write(status_pipe, _NUMBER.pack(number))
 
@@ -286,7 +286,7 @@ def _read_exactly(client: socket.socket, size: int) -> bytes:
 
 
 def _fork_runtimes(socket_name: str, env: dict[str, str]) -> None:
-    """Makes this process start the runtimes of flows by forking instead of with a new Python."""
+    """Makes this process fork the runtimes of flows, which it would otherwise start with a new Python."""
     if env.pop(*REAL_RUNTIMES, None):
         return
 
@@ -345,8 +345,8 @@ if __name__ == "__main__":
             exit_code = 0
         except SystemExit as error:
             exit_code = int(error.code or 0)
-        # End as Python does, but without finalizing all imported modules, which takes as long as the rest of
-        # the exit.
+        # End as Python does, but do not finalize all imported modules. This takes as long as the rest of the
+        # exit.
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         sys.stdout.flush()

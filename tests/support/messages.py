@@ -10,7 +10,7 @@ OPTIONS = {"timeoutMs": 20_000, "memoryLimitBytes": 67_108_864, "maxLogLines": 1
 def execute(
     id: str, code: str, *, tools: tuple[str, ...] = (), namespace: str = "tools", **options: Any
 ) -> dict[str, Any]:
-    """Returns an execute with tools of these names."""
+    """Returns an `execute` message with tools of these names."""
     manifest = {
         "name": namespace,
         "tools": {name: {"safeName": name, "originalName": name, "description": "A tool"} for name in tools},
@@ -34,7 +34,7 @@ def tool_failure(call: dict[str, Any], code: str, message: str) -> dict[str, Any
     return {"type": "tool_result", "callId": call["callId"], "ok": False, "error": error}
 
 
-# A runner must not answer these, and they must not affect later messages.
+# A runner must not answer these messages, and they must not affect later messages.
 MALFORMED = [
     "",
     "garbage",

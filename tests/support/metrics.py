@@ -25,7 +25,7 @@ def _no_runner(*_: Any) -> Any:
 
 
 def all_metrics() -> str:
-    """Returns the text of `/metrics` as of a server in which every feature with a metric was used."""
+    """Returns the text of `/metrics` of a server in which every feature that has a metric was used."""
     counters, installs, egress = RunCounters(), InstallCounters(), EgressCounters()
     run = RunHandle(outcome="ok")
     counters.count(Execution(code="", profile=profile_for("quickjs")), run, Result(ok=True))
@@ -61,8 +61,8 @@ def exported_families() -> set[str]:
 
 
 def exported_series() -> dict[str, set[str]]:
-    """Returns the names that expressions may use, and the labels of each name. Adds the gauges by engine,
-    which have no values here because there is no runner.
+    """Returns the names that expressions may use, and the labels of each name. Gauges of engines have no
+    values without a runner, so this function adds them.
     """
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(all_metrics()):

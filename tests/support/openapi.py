@@ -11,7 +11,7 @@ from hutch.http.openapi import ApiPart, Json, openapi_document, resolve_response
 
 
 class OpenApiChecker:
-    """Checks responses against a document, and records for which operations it has checked one."""
+    """Checks responses against a document, and records the operations whose responses it has checked."""
 
     def __init__(self, document: Json) -> None:
         self.document = document

@@ -48,8 +48,8 @@ class ToolsHarness:
         return self.app.pool.stats().warm.get("npm", 0)
 
     async def wait_settled(self, warm: int = 1) -> int:
-        """Waits until `warm` spares are ready and no process is starting or ending. Returns how many
-        processes the pool has started so far.
+        """Waits until `warm` spares are ready and no process is starting or ending. Returns the number of
+        processes that the pool has started so far.
         """
         pool = self.app.pool
         await eventually(lambda: self.warm == warm and not pool.stats().starting and not pool.runners.ending)

@@ -39,7 +39,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 
 class _Process:
-    """A forked process, as the first process sees it."""
+    """A forked process, as seen by the first process."""
 
     def __init__(self, pid: int, reports: int) -> None:
         self.pid = pid
@@ -84,7 +84,7 @@ class _Files:
 
     def run(self, count: int) -> None:
         reporter: Any = self._config.pluginmanager.getplugin("terminalreporter")
-        # Do not print results grouped by file, because the results of several files arrive in alternation.
+        # Do not group the printed results by file, because results of several files arrive in alternation.
         reporter.showfspath = False
         for _ in range(min(count, len(self._files))):
             self._start([])
@@ -104,7 +104,7 @@ class _Files:
         assert not self._unfinished, f"{self._unfinished} tests did not run"
 
     def _start(self, items: list[int]) -> None:
-        """Forks a process. It runs these tests before it takes files from the queue."""
+        """Forks a process, which runs these tests before it takes files from the queue."""
         self._started += 1
         reports, reports_end = os.pipe()
         pid = os.fork()
@@ -168,7 +168,7 @@ class _Files:
                 number = following
             status = 0
         finally:
-            # End as Python does, but without finalizing all imported modules, which takes long.
+            # End as Python does, but do not finalize all imported modules, because this takes long.
             threading._shutdown()  # type: ignore[attr-defined]
             atexit._run_exitfuncs()
             os._exit(status)
@@ -181,16 +181,16 @@ class _Files:
         capture: Any = self._config.pluginmanager.getplugin("capturemanager")._global_capturing
         for stream in (capture.out, capture.err):
             if stream is not None:
-                # Replace the file below the file object, because imported modules may have stored the object
-                # as `sys.stderr`.
+                # Replace the file behind the descriptor, and not the file object, because imported modules
+                # may have stored the object as `sys.stderr`.
                 with tempfile.TemporaryFile() as file:
                     os.dup2(file.fileno(), stream.tmpfile.fileno())
         # Do not print results here, because the first process prints them.
         self._config.pluginmanager.unregister(name="terminalreporter")
 
     def _take(self, reports: int, items: list[int]) -> Iterator[int]:
-        """Yields the numbers of the tests to run. The next file is taken before the last test of the current
-        file runs, because pytest must know which fixtures the following test needs.
+        """Yields the numbers of the tests to run. Before pytest runs a test, it must know which fixtures the
+        next test needs. So this function takes the next file before the last test of the current file runs.
         """
         while True:
             _send(reports, "take", items)

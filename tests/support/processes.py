@@ -25,7 +25,7 @@ from hutch.sandbox.selftest import selftest
 from hutch.settings import Settings
 
 HUTCH = (sys.executable, "-m", "hutch")
-# Long, because the machine may be slow. Only tests that hang wait for it.
+# A long timeout, because the machine may be slow. Only a test that hangs waits for the whole timeout.
 TIMEOUT_SECONDS = 60.0
 # Settings without warm processes.
 NO_WARM_RUNNERS = {"HUTCH_QUICKJS_WARM": "0", "HUTCH_DENO_WARM": "0"}
@@ -48,8 +48,8 @@ def hutch(
 def start_hutch(
     arguments: Sequence[str], *, env: dict[str, str] | None = None, **options: Any
 ) -> subprocess.Popen[Any]:
-    """Starts one command with pipes, unless `options` says otherwise, and with `env` added to the
-    environment.
+    """Starts one command with `env` added to the environment. The command has pipes unless `options` says
+    otherwise.
     """
     options = {**dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE), **options}
     options["env"] = {**os.environ, **(env or {})}
@@ -59,7 +59,7 @@ def start_hutch(
 
 
 def _python_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """Returns variables that Python reads at its start, which a forked process cannot change."""
+    """Returns those variables that Python reads at its start. A forked process cannot change their effect."""
     return {name: value for name, value in env.items() if name.startswith("PYTHON")}
 
 
@@ -75,8 +75,8 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 
 class Traces:
-    """Records the descendants and temporary files of a process, to check that they do not exist longer than
-    the process.
+    """Records the descendants and the temporary files of a process, to check that they are gone when the
+    process has ended.
     """
 
     def __init__(self, pid: int) -> None:
@@ -98,7 +98,9 @@ class Traces:
             os.close(fd)
 
     def remaining(self, seconds: float = 10.0) -> list[str]:
-        """Returns the processes and files that still exist after at most `seconds`."""
+        """Waits at most `seconds` until no recorded processes and files exist. Returns those that still
+        exist.
+        """
         left = [str(pid) for pid, fd in self._open.items() if not select.select([fd], [], [], seconds)[0]]
         return left + [str(path) for path in temporary_files(self._pid)]
 
@@ -111,8 +113,8 @@ def descendants(pid: int) -> list[int]:
 
 
 def children(pid: int) -> list[int]:
-    """Returns the children of a process, which are listed by thread. Threads and children may start and end
-    meanwhile.
+    """Returns the children of a process. The kernel lists children by thread. Threads and children may start
+    and end meanwhile.
     """
     found: list[int] = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -181,7 +183,9 @@ class ServeProcess:
 
 @contextlib.contextmanager
 def running_server(*arguments: str, **env: str) -> Iterator[ServeProcess]:
-    """Starts a server on a free port without warm processes, and ends it if the test did not."""
+    """Starts a server on a free port without warm processes. At the end, stops the server if the test has not
+    stopped it.
+    """
     env = {**NO_WARM_RUNNERS, **env}
     if "HUTCH_HOME" in env:
         copy_selftest(Path(env["HUTCH_HOME"]))
@@ -194,7 +198,7 @@ def running_server(*arguments: str, **env: str) -> Iterator[ServeProcess]:
 
 
 def copy_selftest(home: Path) -> None:
-    """Gives a new home the result of the self-test of the jail in the tests' own home. Otherwise, the server
+    """Copies the result of the jail's self-test from the tests' home to a new home. Otherwise, the server
     would repeat the self-test, which takes 0.2 s of CPU time.
     """
     # Ignore errors, because some tests use homes that cannot be written to.

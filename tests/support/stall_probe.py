@@ -1,6 +1,6 @@
-"""Program that measures how long a server's event loop does not answer, until its standard input ends.
+"""Program that measures how long a server's event loop does not answer, until stdin ends.
 
-It imports little, because each `ServerStalls` starts it.
+The program imports little, because each `ServerStalls` starts it.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def main(pid: int, url: str) -> None:
 
 
 def _queued(pid: int) -> float:
-    # Count the time that the event loop's thread, which is the main thread, waited for a processor. Add that
-    # of this probe, because its delays are not stalls either.
+    # Count the time that the event loop's thread, which is the server's main thread, waited for a processor.
+    # Add the time that this probe waited, because delays of the probe are not stalls.
     return queued_seconds(pid, pid) + queued_seconds(os.getpid(), os.getpid())
 
 

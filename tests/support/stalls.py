@@ -2,7 +2,7 @@
 
 A busy machine sometimes delays every process. So only the CPU time that the watched process used during a
 stall counts, without the time that its event loop was ready but waited for a processor. A stall may still be
-noise. Then it does not recur when `repeat_on_stall` repeats the test.
+noise. In this case, no stall occurs when `repeat_on_stall` repeats the test.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class StallError(AssertionError):
 
 
 def repeat_on_stall(test: Callable[P, Awaitable[None]]) -> Callable[P, Awaitable[None]]:
-    """Fails a test only if every attempt stalls: a stall that Hutch causes recurs, noise does not."""
+    """Fails a test only if every attempt stalls. A stall that Hutch causes occurs in every attempt. A stall
+    that the machine causes does not.
+    """
 
     @functools.wraps(test)
     async def repeated(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -60,8 +62,9 @@ class LoopStalls:
         self._watcher: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> LoopStalls:
-        # Freeze all objects as `hutch serve` does, because a garbage collection of all objects of a test
-        # process takes half a second. They stay frozen, so that later collections are fast, too.
+        # Freeze all objects, as `hutch serve` does. Otherwise a garbage collection of all objects of a test
+        # process takes half a second. The objects stay frozen after the block, so that later collections are
+        # fast, too.
         gc.collect()
         gc.freeze()
         self._watcher = asyncio.create_task(self._watch())
@@ -97,7 +100,7 @@ class LoopStalls:
 class ServerStalls:
     """Measures a server in another process: a probe requests `/health` again and again.
 
-    The probe is a process, because a thread of the test process could not run while the test encodes a large
+    The probe is a process, too. A thread of the test process could not run while the test encodes a large
     body.
     """
 
@@ -130,8 +133,8 @@ def _assert_short(longest: float, scenario: object) -> None:
 
 
 def _slowness() -> float:
-    """Returns how many times slower this machine is now than the one for which the bound was chosen, but at
-    least 1.
+    """Returns how many times slower this machine is at present than the machine for which the bound was
+    chosen, but at least 1.
     """
     return max(1.0, min(_reference_work() for _ in range(3)) / REFERENCE_SECONDS)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tests.support.processes import TIMEOUT_SECONDS, start_hutch
 
-# Text that controls a terminal: it sets the title, clears the screen, reverses text, starts an escape
-# sequence with a C1 control, and starts new lines.
+# Text that controls a terminal: sets the title, clears the screen, reverses text, starts an escape sequence
+# with a C1 control, and starts new lines.
 HOSTILE = "\x1b]0;owned\x07\x1b[2Ja\u202eb\u2066c\x9b31md\u2028e\u2029f\x85g\rh\u200ei\x7fj"
 _INTERPRETED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 

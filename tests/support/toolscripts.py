@@ -93,7 +93,7 @@ class RecordingGateway(LocalGateway):
 
 
 class ScriptEnvironment:
-    """An App with a gateway; records the requests of its scripts."""
+    """An App with a gateway. Records the requests of the scripts that it runs."""
 
     def __init__(self, app: App) -> None:
         self.app = app
@@ -161,7 +161,7 @@ async def script_environment(
 
 @contextlib.asynccontextmanager
 async def usual_environment(folder: Path, **more: Any) -> AsyncIterator[ScriptEnvironment]:
-    """An environment with three MCP servers: `every` and `github` over stdio, `my-atlassian` over HTTP."""
+    """An environment with three MCP servers. `every` and `github` use stdio, and `my-atlassian` uses HTTP."""
     with running_app(tracker.app()) as tracker_server:
         servers = {
             "every": stdio("everything"),
@@ -173,8 +173,8 @@ async def usual_environment(folder: Path, **more: Any) -> AsyncIterator[ScriptEn
 
 
 def scripts_below(pid: int) -> list[int]:
-    """Returns the Deno processes below a process that run scripts, without the bubblewrap processes around
-    them.
+    """Returns the descendants of a process that are Deno processes and run scripts. The bubblewrap processes
+    around them are not returned.
     """
     return [
         each for each in descendants(pid) if is_runner(each, "script.js") and "run" in arguments_of(each)[:2]

@@ -48,7 +48,7 @@ class AsgiServer:
             time.sleep(0.002)
 
     def _bind(self) -> socket.socket:
-        # The protocol must be given, because otherwise asyncio does not disable Nagle's algorithm.
+        # Give the protocol explicitly, because otherwise asyncio does not disable Nagle's algorithm.
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", self.port))

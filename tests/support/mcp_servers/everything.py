@@ -52,8 +52,8 @@ def text(*parts: object, error: bool = False) -> CallToolResult:
 
 
 def start_processes() -> list[int]:
-    """Starts two children: one in this process group, and one in its own session, which starts a child
-    itself. Returns the process ids of the two.
+    """Starts two children and returns their process ids. One child is in this process group. The other child
+    is in its own session and starts a child, too.
     """
     sleep = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"]
     leave = "import os, subprocess, sys; os.setsid(); subprocess.Popen(sys.argv[1:]).wait()"
@@ -63,7 +63,7 @@ def start_processes() -> list[int]:
 
 
 class Everything:
-    """The tools and their state."""
+    """The tools of the server, and the state of the tools."""
 
     def __init__(self) -> None:
         self.cancelled = 0

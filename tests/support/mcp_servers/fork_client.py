@@ -12,7 +12,7 @@ import sys
 
 with socket.socket(socket.AF_UNIX) as forker:
     forker.connect("\0" + sys.argv[1])
-    # Not pathlib: loading it would take longer than the rest of this program.
+    # Do not use pathlib, because loading it takes longer than the rest of this program.
     cwd = os.getcwd()  # noqa: PTH109
     order = {"script": sys.argv[2], "arguments": sys.argv[3:], "env": dict(os.environ), "cwd": cwd}
     data = json.dumps(order).encode()

@@ -78,7 +78,7 @@ class StringIds(Server):
         if request["params"].get("arguments", {}).get("how") == "error":
             send({"jsonrpc": "2.0", "id": id, "error": {"code": -32050, "message": "it will not"}})
         else:
-            # Send two responses, the second of which is unexpected.
+            # Send two responses. The second response is unexpected.
             for text in ("acted", "again"):
                 send({"jsonrpc": "2.0", "id": id, "result": content(text)})
 
@@ -106,7 +106,7 @@ class LaxErrors(Server):
 
 
 class StrangeIds(Server):
-    """Sends unexpected responses with unusual ids before the real one."""
+    """Sends an unexpected response with an unusual id before the real response."""
 
     def tools_call(self, request: dict[str, Any]) -> None:
         digits = b"1" * 5000
@@ -171,7 +171,7 @@ class Malformed(Server):
 
 
 class Garbled(Server):
-    """Sends a response that is not JSON, after its own request with the same id."""
+    """Sends a request with the id of the call, and then a response that is not JSON."""
 
     def tools_call(self, request: dict[str, Any]) -> None:
         number = json.dumps(request["id"]).encode()
@@ -197,8 +197,8 @@ class WrongResult(Server):
 
 
 class Huge(Server):
-    """Sends a response of 100 MB whose id is before or after the result, or a small response if the argument
-    says so.
+    """Sends a response of 100 MB, in which the id is before or after the result. Sends a small response if
+    the argument says so.
     """
 
     def tools_call(self, request: dict[str, Any]) -> None:
@@ -303,8 +303,8 @@ class StopsReading(Server):
 
 
 class AnswersEarly(Server):
-    """Stops reading after the first call. Sends responses to the second call, which it has not read, again
-    and again.
+    """Stops reading after the first call. Repeatedly sends responses to the second call, although it has not
+    read this call.
     """
 
     def tools_call(self, request: dict[str, Any]) -> None:
@@ -420,8 +420,8 @@ class Modern(Server):
 
 
 class Asking(Modern):
-    """Asks the user for a name, and asks again if the name is empty. The request state is the number of
-    questions so far.
+    """Asks the user for a name until the name is not empty. The request state is the number of questions so
+    far.
     """
 
     def tools_call(self, request: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ REGISTERED = {"client_id": "c", "redirect_uris": ["http://127.0.0.1/callback"]}
 
 
 class HostileOAuth:
-    """ASGI application. `answers` has the status and the body of each path: JSON, bytes, `ENDLESS` or
+    """ASGI application. `answers` maps each path to a status and a body. A body is JSON, bytes, `ENDLESS` or
     `SILENT`.
     """
 

@@ -1,7 +1,7 @@
 """MCP server whose tool `t` returns results that take long to decode.
 
-Arguments: `stdio`, `http` or `events` (HTTP with server-sent events), and the name of the result. Over HTTP
-it prints its port first.
+The first argument is `stdio`, `http` or `events` (HTTP with server-sent events), and the second
+argument is the name of the result. Over HTTP, the server prints its port first.
 """
 
 from __future__ import annotations

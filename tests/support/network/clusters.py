@@ -98,7 +98,7 @@ class WorkerProcess:
 def running_worker(
     url: str, home: Path, *arguments: str, name: str = "w1", **env: str
 ) -> Iterator[WorkerProcess]:
-    """Starts a worker without warm processes, and ends it if the test did not."""
+    """Starts a worker without warm processes. At the end, stops the worker if the test has not stopped it."""
     copy_selftest(home)
     env = {**NO_WARM_RUNNERS, "HUTCH_CLUSTER_SECRET": SECRET, "HUTCH_HOME": str(home), **env}
     command = ["worker", "--cluster", url, "--name", name, *arguments]
@@ -110,7 +110,7 @@ def running_worker(
 
 
 class FrontApp:
-    """An `App` in this process that is a front of a cluster, so that only workers run guests."""
+    """An `App` in this process that is a front of a cluster. Only workers run guests."""
 
     def __init__(self, app: App) -> None:
         self.app = app

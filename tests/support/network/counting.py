@@ -1,4 +1,4 @@
-"""HTTP API on loopback that counts requests, and can delay or fail them."""
+"""HTTP API on loopback that counts requests, and can delay or fail responses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.processes import TIMEOUT_SECONDS, wait_until
 
 
 class CountingApi:
-    """Answers GET with the number of requests for that path."""
+    """Answers each GET with the number of requests for its path so far."""
 
     def __init__(self) -> None:
         self.request_counts: Counter[str] = Counter()

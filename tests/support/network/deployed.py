@@ -43,8 +43,8 @@ def image_health_check() -> list[str]:
 
 
 class Deployed:
-    """Runs services as processes. `replaced` has the texts of the files, such as host names, ports and paths,
-    that must be replaced on this machine.
+    """Runs services as processes. `replaced` maps texts in the files, such as host names, ports and paths, to
+    the texts that replace them on this machine.
     """
 
     def __init__(self, folder: Path, replaced: Mapping[str, str]) -> None:
@@ -102,7 +102,7 @@ class Deployed:
         return done.returncode == 0
 
     def check_in(self, name: str, command: Sequence[str]) -> bool:
-        """Like `check`, but runs the command with the home of a service of Hutch, as in the container of the
+        """Like `check`, but runs the command with the home of a Hutch service, as in the container of that
         service.
         """
         return self.check([word.replace(HOME, str(self.home(name))) for word in command])

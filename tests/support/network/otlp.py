@@ -41,7 +41,7 @@ class OtlpReceiver(ThreadedHttpServer):
         super().__init__(Handler)
 
     def trace(self, trace_id: str, count: int) -> dict[str, ReceivedSpan]:
-        """Waits until a trace has at least `count` spans, and returns them by name."""
+        """Waits until a trace has at least `count` spans, and returns the spans by name."""
         wait_until(lambda: len(self._of(trace_id)) >= count)
         return {span.name: span for span in self._of(trace_id)}
 

@@ -10,8 +10,8 @@ from tests.support.processes import TIMEOUT_SECONDS
 
 
 class QuietHandler(BaseHTTPRequestHandler):
-    """Logs nothing, and sends headers and body at once. Otherwise the second part would wait for the
-    acknowledgement of the first.
+    """Logs nothing. Sends headers and body at once, because otherwise the body would wait until the client
+    has acknowledged the headers.
     """
 
     wbufsize = 65_536
