@@ -1,4 +1,6 @@
-"""Traces of each protocol, exported to a real OTLP receiver: one trace with the right parents."""
+"""Traces of each protocol, exported to a real OTLP receiver. Each trace is complete, and its spans have the
+right parents.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ TOOLS = ("execbox", "mcp", "toolscript", "tpmjs", "rep", "abilities")
 
 
 def trace_headers() -> tuple[str, dict[str, str]]:
-    """Returns a new trace id, and the headers of a client that has begun this trace."""
+    """Returns a new trace id, and the headers that a client of this trace sends."""
     trace_id = os.urandom(16).hex()
     return trace_id, {"traceparent": f"00-{trace_id}-{CALLER_SPAN}-01", "tracestate": "vendor=1"}
 
@@ -52,7 +54,7 @@ def otlp() -> Iterator[OtlpReceiver]:
 async def traced(
     anyio_backend: object, otlp: OtlpReceiver, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[AbilityServer]:
-    """A server that exports traces and has an MCP server of each transport."""
+    """A server that exports traces and is connected to an MCP server over each transport."""
     home = tmp_path_factory.mktemp("traced")
     with registry.run_registry() as npm, running_app(trace_echo.app()) as remote:
         npm.publish("tool-package", files={"index.js": "export const add = {execute: ({a, b}) => a + b}"})
@@ -291,7 +293,7 @@ def test_endpoint_that_is_down_neither_delays_nor_fails_a_command() -> None:
     variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
     done = hutch("eval", "1 + 1", env=variables)
     assert (done.returncode, done.stdout) == (0, "2\n")
-    # Only Hutch's message is shown, and not OpenTelemetry's own messages about each attempt.
+    # Only Hutch's message is shown. OpenTelemetry's messages about each attempt are not shown.
     assert all("spans cannot be exported" in line for line in done.stderr.splitlines())
 
 
@@ -300,8 +302,7 @@ async def test_tracer_leaves_the_log_of_the_calling_program_alone(
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", otlp.url)
     library = logging.getLogger("opentelemetry")
-    # Reset the level, because an earlier test may have run a command in this process, and commands do change
-    # it.
+    # Reset the level. Commands change it, and an earlier test may have run a command in this process.
     monkeypatch.setattr(library, "level", logging.NOTSET)
     tracer = await open_tracer()
     assert tracer is not None
@@ -363,6 +364,6 @@ async def test_endless_response_of_a_receiver_is_not_read(monkeypatch: pytest.Mo
     server.server_close()
     thread.join()
     assert (tracer.counters.exported, tracer.counters.failed) == (1, 0)
-    # The server could send only a part of its answer: the client stopped reading, and the sockets' buffers
-    # became full.
+    # The server could send only a part of its answer, because the client stopped reading and the sockets'
+    # buffers became full.
     assert 0 < sent < 50_000_000
