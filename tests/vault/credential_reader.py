@@ -1,6 +1,6 @@
 """Process that reads and writes a user's credentials until its stdin is closed.
 
-Prints the number of rounds at the end. Fails if it reads a wrong value.
+At the end, the process prints the number of rounds. It fails if it reads a wrong value.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ async def main() -> None:
         print("ready", flush=True)
         count = 0
         while not stop.is_set():
-            # Never read the user again, because the oldest possible copy of the user must still work.
+            # Do not read the user again. The vault must still work with the oldest possible copy of the user.
             found = {each.credential.key: each.value for each in await vault.secrets(user, [HOST])}
             expected = {f"key-{number}": f"value {number}" for number in range(20)} | {"written": str(count)}
             if count == 0:

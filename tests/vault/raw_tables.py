@@ -1,4 +1,4 @@
-"""Raw access to the tables that bypasses the store."""
+"""Raw access to the tables, without the store."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ def test_value_never_appears_in_printed_output() -> None:
     secret = credentials.decrypt(KEYS, credential())
     shown = [repr(secret), str(secret), f"{secret}", pprint.pformat([secret])]
     shown += [repr(secret.credential), repr({"a": secret})]
-    # The library rich would use this method to print all fields.
+    # The library rich uses this method, if it exists, to print all fields.
     assert not hasattr(secret, "__rich_repr__")
 
     def fail(secret: Secret) -> None:

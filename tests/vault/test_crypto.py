@@ -35,8 +35,8 @@ def test_every_altered_character_is_detected() -> None:
     for place in range(len(encrypted)):
         other = "A" if encrypted[place] != "A" else "B"
         altered = encrypted[:place] + other + encrypted[place + 1 :]
-        # Changing the last character may have no effect, because its lowest bits are not part of the encoded
-        # data.
+        # A change of the last character may have no effect, because the lowest bits of this character are not
+        # part of the encoded data.
         if place < len(encrypted) - 1:
             with pytest.raises(VaultError):
                 crypto.decrypt(KEYS, altered)

@@ -49,7 +49,7 @@ def test_replaced_key_is_dropped_after_the_grace_period(monkeypatch: pytest.Monk
     monkeypatch.setattr(time, "time", lambda: now)
     first = data_keys.create_data_key(master, "user_a")
     now += 100 * data_keys.GRACE_SECONDS
-    # The replaced key is kept although it is old: the grace period begins when a key is replaced.
+    # The grace period begins when a key is replaced. So the replaced key is kept, although it is old.
     second = data_keys.add_data_key(master, first, "user_a")
     assert data_keys.drop_expired_keys(second) == second
     now += data_keys.GRACE_SECONDS - 1

@@ -1,4 +1,4 @@
-"""Data keys of flows are rotated while other processes read and write."""
+"""Rotation of the data keys of flows while other processes read and write."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_old_runs_are_readable_with_the_new_master_key_alone(
     assert messages == ["flows: a new key for new data; older keys still in use: 1"]
     assert set(data_keys.master_key_ids(await stored_keys(store))) == {vault.master.current.id}
     assert set(data_keys.master_key_ids(before)).isdisjoint({vault.master.current.id})
-    # A store that was opened before the rotation continues to work, also for new runs.
+    # The store was opened before the rotation. It continues to work, also for new runs.
     await check_runs(store, "old")
     await add_run(store, "between")
     file = home / crypto.MASTER_KEY_FILE
@@ -112,12 +112,12 @@ async def test_older_keys_are_dropped_when_unused_and_past_the_grace_period(
     vault = await Vault.open(store, store_settings.home_path, {})
     for _ in range(2):
         await rotation.rotate(vault)
-    # Both replaced keys are kept, because they are within the grace period.
+    # Both replaced keys are kept, because their grace period has not ended.
     assert len(data_keys.parse_entries(await stored_keys(store))) == 3
     later = time.time() + data_keys.GRACE_SECONDS + 1
     monkeypatch.setattr(time, "time", lambda: later)
     await rotation.rotate(vault)
-    # Only the second key was dropped: the run "old" needs the first one, and the third one was replaced just
+    # Only the second key was dropped. The run "old" needs the first key, and the third key was replaced just
     # now.
     assert len(data_keys.parse_entries(await stored_keys(store))) == 3
     await check_runs(store, "old")

@@ -1,4 +1,4 @@
-"""Keys are rotated while other processes read and write."""
+"""Rotation of keys while other processes read and write."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_rotation_replaces_master_and_data_keys(store: Store) -> None:
         "al: 0 credentials encrypted with a new key",
         "bo: 20 credentials encrypted with a new key",
     ]
-    # Everything can be decrypted without the old master key.
+    # Everything can be decrypted although the old master key is missing.
     after = Vault(store, MasterKeys([NEW]))
     await after.check()
     fresh = await reread(after, user)
@@ -105,7 +105,7 @@ async def test_older_data_keys_are_dropped_after_the_grace_period(
     fresh = await reread(vault, user)
     assert set(vault.data_keys(fresh).ids).isdisjoint(vault.data_keys(user).ids)
     assert len(vault.data_keys(fresh).ids) == 2
-    # Decryption also works with the user as it was read before the rotation.
+    # Decryption also works with the copies of the user that were read before the rotations.
     assert await decrypted_values(vault, user) == CREDENTIALS
     assert await decrypted_values(vault, msgspec.structs.replace(user, data_key=replaced)) == CREDENTIALS
 
@@ -213,7 +213,8 @@ async def test_altered_row_is_reported_and_unchanged(store: Store) -> None:
     done = await rotation.rotate(vault)
     assert done.credentials == 18
     assert sorted(done.unreadable) == ["bo: api.example.com::key-4", "bo: evil.example::key-3"]
-    # A credential that is moved back to its own domain can be decrypted, because its key was kept.
+    # The key of the credential was kept, so the credential can be decrypted after it is moved back to its own
+    # domain.
     await execute(store, "UPDATE credentials SET domain = :host WHERE key = 'key-3'", host=HOST)
     await execute(store, "DELETE FROM credentials WHERE key = 'key-4'")
     expected = {key: value for key, value in CREDENTIALS.items() if key != "key-4"}
