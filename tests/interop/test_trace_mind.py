@@ -100,7 +100,7 @@ def run_with_tm(folder: Path, project: Path, flow: str, inputs: dict[str, Any]) 
     return report
 
 
-def test_their_command_runs_a_flow_on_our_runtime(old: Path, project: Path) -> None:
+def test_trace_mind_command_runs_a_flow_on_our_runtime(old: Path, project: Path) -> None:
     report = run_with_tm(old, project, "both", {"n": 21})
     assert (report["status"], report["summary"]["outputs"]) == ("completed", {"tell": {"doubled": 42}})
     # TraceMind's command reports only the events of its last poll. The last poll may have returned no events.
@@ -110,7 +110,7 @@ def test_their_command_runs_a_flow_on_our_runtime(old: Path, project: Path) -> N
     }
 
 
-def test_their_command_reports_a_failed_flow_on_our_runtime(old: Path, project: Path) -> None:
+def test_trace_mind_command_reports_a_failed_flow_on_our_runtime(old: Path, project: Path) -> None:
     report = run_with_tm(old, project, "fails", {})
     assert report["status"] == "failed"
     assert report["summary"]["error"]["code"] == 2001
@@ -144,7 +144,7 @@ def compiled(old: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("which", ["old", "new"])
-def test_our_command_runs_their_compiled_flow_on_their_runtime(
+def test_hutch_command_runs_their_compiled_flow_on_their_runtime(
     request: pytest.FixtureRequest, compiled: Path, project: Path, which: str
 ) -> None:
     arguments = ("--manifest", str(compiled), "--flow", "monitor")
