@@ -241,6 +241,11 @@ class Kernel:
         """True if another process could start and no execution waits for a process."""
         return self.pool.has_capacity
 
+    @property
+    def has_waiting_executions(self) -> bool:
+        """True if executions wait for a runner."""
+        return self.pool.has_waiters
+
     def prestart(self, profile: Profile, *, only_first: bool = False) -> None:
         """Starts one runner in advance if there is capacity. With `only_first`, does nothing if a runner
         exists or is starting.

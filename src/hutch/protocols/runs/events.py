@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from hutch.http.sse import EventBuffer, encode_event
-from hutch.protocols.runs.responses import encode_recorded, timestamp
+from hutch.kernel.execution import Execution
+from hutch.protocols.runs.responses import ActiveRun, encode_recorded, timestamp
 from hutch.session.run import RunEnded, RunEvent, RunHandle, event_json
 from hutch.store.tables.run_search import status_of
 from hutch.text import format_rfc3339
@@ -93,9 +94,7 @@ class LiveEvents(EventBuffer):
 
     def __init__(self, run: RunHandle | None, detail: Mapping[str, Any], after: int, offset: int = 0) -> None:
         """Prepares the events after number `after`, and adds `offset` to their numbers. `run` is the handle
-        of a run in progress, otherwise None. If the run is in progress, the caller must not await anything
-        between the creation of `detail` and this call, because events that occur in between would be lost.
-        Raises TooManyFollowers.
+        of a run in progress, otherwise None. Raises TooManyFollowers.
         """
         super().__init__()
         if run is not None and sum(map(_is_follower, run.listeners)) >= MAX_FOLLOWERS:
@@ -110,6 +109,19 @@ class LiveEvents(EventBuffer):
         self._number = len(self._past)
         if run is None or run.outcome:
             self.end()
+
+    @classmethod
+    def of_active(cls, execution: Execution, run: RunHandle, after: int, offset: int = 0) -> LiveEvents:
+        """Returns the events of a run in progress. Raises TooManyFollowers.
+
+        Makes the run's details here, because an event that occurs between making the details and attaching to
+        the run would be lost.
+        """
+        detail = ActiveRun(execution, run).detail()
+        if run.outcome:
+            ended_at = timestamp(run.started_at + (run.clock.ended or 0.0))
+            detail |= {"outcome": run.outcome, "ended_at": ended_at}
+        return cls(run, detail, after, offset)
 
     def past_chunks(self) -> Iterator[bytes]:
         """Yields the encoded events that occurred before this object was created. Later events are in the

@@ -159,7 +159,7 @@ async def queued_events(
         if row is not None and found.active is not None:
             position.move_to(row.generation)
             with contextlib.suppress(TooManyFollowers):
-                follower = LiveEvents(found.active[1], detail, position.after, position.offset)
+                follower = LiveEvents.of_active(*found.active, position.after, position.offset)
                 async for chunk in encoded_events(follower, access):
                     yield chunk
                 return

@@ -38,7 +38,7 @@ from hutch.protocols.runs.replay import (
     replay_modes,
     uses_server_tools,
 )
-from hutch.protocols.runs.responses import ActiveRun, JsonBody, error_response
+from hutch.protocols.runs.responses import JsonBody, error_response
 from hutch.protocols.runs.resume import ResumeHandlers, resume_error
 from hutch.queue.models import KeyInUse
 from hutch.queue.queue import RunQueue
@@ -176,9 +176,11 @@ class RunHandlers:
                 return found, await self._catalog.detail(found)
 
             return event_stream(queued_events(find, detail, after, self._queue, self._access))
-        run = None if found.active is None else found.active[1]
         try:
-            follower = LiveEvents(run, detail, after)
+            active = found.active
+            follower = (
+                LiveEvents(None, detail, after) if active is None else LiveEvents.of_active(*active, after)
+            )
         except TooManyFollowers:
             message = (
                 f"{MAX_FOLLOWERS} clients follow this run already. Close one, or read GET /runs/ID instead."
@@ -192,7 +194,7 @@ class RunHandlers:
         if active is None:
             return None
         try:
-            return LiveEvents(active[1], ActiveRun(*active).detail(), follower.after, follower.offset)
+            return LiveEvents.of_active(*active, follower.after, follower.offset)
         except TooManyFollowers:
             return None
 

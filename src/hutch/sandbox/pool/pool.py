@@ -198,6 +198,10 @@ class Pool:
             self._end(spare, "idle")
 
     @property
+    def has_waiters(self) -> bool:
+        return len(self._waiters) > 0
+
+    @property
     def has_capacity(self) -> bool:
         """True if another process could start and no execution is waiting for a process."""
         return not self._waiters and self.runners.process_count() < self._settings.max_processes

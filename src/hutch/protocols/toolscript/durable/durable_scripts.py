@@ -283,8 +283,7 @@ class DurableScripts:
                 script.stop(SUSPENDED)
             elif longest is None or script.suspended_at < (longest.suspended_at or 0.0):
                 longest = script
-        if longest is not None and self._kernel.pool.stats().waiting:
-            # Other executions wait for a process.
+        if longest is not None and self._kernel.has_waiting_executions:
             longest.stop(SUSPENDED)
 
     def _cancel(self, run_id: str) -> None:
