@@ -136,8 +136,8 @@ class ExecutionError(HutchError):
         return type(self), fields
 
 
-# Matches the position in the message of a syntax error, where it is at the end, or of a type error, where it
-# is on its own line.
+# Matches the position in an error message. In the message of a syntax error, the position is at the end. In
+# the message of a type error, it has a line of its own.
 _POSITION = re.compile(r"\(\d+:\d+\)$|^  \S+:\d+:\d+$", re.M)
 
 

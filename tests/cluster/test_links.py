@@ -237,7 +237,9 @@ async def test_worker_that_was_cut_off_joins_again(cluster: LinkedCluster, remot
 async def test_front_notices_that_a_worker_has_cancelled_its_executions(
     cluster: LinkedCluster, remote: Remote
 ) -> None:
-    """The worker hears nothing for long enough, but the front hears of the worker again in time."""
+    """The worker gets no packet of the front until it gives up the front and cancels the executions. The
+    front gets packets of the worker again before it would give up the worker.
+    """
     guests = TwoGuests(cluster, remote)
     worker = await guests.start()
     await cluster.logged(worker, "the front front is lost")

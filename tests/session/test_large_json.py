@@ -76,8 +76,8 @@ async def test_long_strings_decode_like_short_ones(plain_letters: bool) -> None:
         value = rng.choice([first, [first, second], {first: second, "k": [second]}, [[first], 1, [second]]])
         text = json.dumps(value, ensure_ascii=not plain_letters).encode()
         assert await decode_large_value(text) == value, text
-        # Remove one byte, so that an escape, a character or a string is incomplete. The result or the refusal
-        # must be that of the normal decoder.
+        # Remove one byte, so that an escape, a character or a string is incomplete. Both decoders
+        # must return the same value or refuse the text.
         at = rng.randrange(len(text))
         changed = text[:at] + text[at + 1 :]
         assert await _outcome(changed) == _expected(changed), changed

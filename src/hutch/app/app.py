@@ -537,7 +537,7 @@ class App:
         return exposition(families)
 
     async def problems(self) -> dict[str, str]:
-        """Returns why this server cannot work normally, by component."""
+        """Returns the reasons why this server cannot work normally, by component."""
         found = {"sandbox": self.pool.problem, "store": await self.storage.problem()}
         if self.front is not None:
             found["cluster"] = self.front.problem

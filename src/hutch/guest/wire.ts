@@ -181,8 +181,8 @@ export function toolCallLine(
 const FILE_TARGETS = ["read", "write"].map((tool) => `"providerName":"hutch:files","safeToolName":"${tool}"`);
 
 /**
- * Returns the fields that name a tool in a call, for every tool in order. The fields for files, if any, are
- * last.
+ * Returns the JSON fields that name the tool of a call: one text for each tool, in the order of the tools, and
+ * then, if the guest has files, one for each function of `files`.
  */
 export function callTargets(providers: Manifest[], files?: FileInfo[]): string[] {
   const targets = providers.flatMap(({ name, tools }) =>
@@ -198,7 +198,7 @@ export function isFileTarget(target: string): boolean {
   return target === FILE_TARGETS[0] || target === FILE_TARGETS[1];
 }
 
-/** Returns the namespaces, the names of their tools, and the names of those that stream, if there are any. */
+/** Returns each namespace with the names of its tools and, if some of these tools stream, with their names. */
 export function providerTools(providers: Manifest[]): [string, string[], string[]?][] {
   return providers.map(({ name, tools }) => {
     const names = Object.keys(tools), streaming = names.filter((tool) => tools[tool].streams === true);

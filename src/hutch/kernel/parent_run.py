@@ -1,5 +1,5 @@
-"""Run to which the executions of the current task belong. This module imports little, so that runtimes start
-quickly.
+"""Context variable with the run to which the executions of the current task belong. This module imports
+little, so that runtimes start quickly.
 """
 
 from __future__ import annotations

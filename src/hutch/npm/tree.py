@@ -38,7 +38,7 @@ class Allowance(NamedTuple):
 def measure(
     folder: Path, max_bytes: int, max_files: int, allowance: Allowance | None = None
 ) -> tuple[int, int]:
-    """Returns the number of bytes and of files below a folder, which may change meanwhile. Raises
+    """Returns the number of bytes and of files below a folder. The files may change meanwhile. Raises
     TreeTooLarge.
     """
     bytes_found = files_found = allowed_bytes = allowed_files = 0

@@ -202,8 +202,8 @@ async def _decode_in_pieces(line: bytes) -> HostMessage:
 
 
 def _decode_envelope(decoder: msgspec.json.Decoder[Any], line: bytes) -> Any:
-    """Decodes a message that ends with a long payload, as runners send it, without reading the payload.
-    Returns None if the message does not have this form.
+    """Decodes a message whose last field is a long payload, but leaves out the payload. Runners send such
+    messages. Returns None if the message does not have this form.
     """
     # The match is a key and not part of a string, because inside a string the quotes would be escaped. If the
     # match is the key of an inner object, decoding fails below, because the brackets do not match.

@@ -159,7 +159,7 @@ LOCATIONS: dict[str, CannedResponse] = {
     ),
     "broken json": http_response("200 OK", "Content-Type: application/json", body=b'{"' + SECRET.encode()),
 }
-# Wrappers that return or throw everything that the wrapper can read of a response.
+# Each of these wrappers returns or throws everything that it can read of a response.
 WRAPPERS = {
     "returned": PLAIN.replace("payload.url, payload.init", "payload.api + '/say'"),
     "thrown": """export async function wrapper({ api }) {

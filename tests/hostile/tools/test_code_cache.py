@@ -1,4 +1,6 @@
-"""Compiled code that other owners execute: neither a hostile caller nor a hostile package can change it."""
+"""Compiled code of packages is executed for all owners. Neither a hostile caller nor a hostile package can
+change it.
+"""
 
 from __future__ import annotations
 

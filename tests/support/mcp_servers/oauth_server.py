@@ -116,7 +116,7 @@ class Accounts(OAuthAuthorizationServerProvider[AuthorizationCode, RefreshToken,
 
 
 def oauth_app(everything: Everything, accounts: Accounts, url: str) -> Starlette:
-    """Serves at `url`/mcp."""
+    """Returns an app that serves the MCP server at `url`/mcp."""
     settings = AuthSettings(
         issuer_url=AnyHttpUrl(url),
         resource_server_url=AnyHttpUrl(f"{url}/mcp"),

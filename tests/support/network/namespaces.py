@@ -174,7 +174,7 @@ def _ask(shell: subprocess.Popen[str], command: str) -> tuple[int, str]:
     """Runs a command in a shell. Returns its status and output."""
     assert shell.stdin is not None
     assert shell.stdout is not None
-    # The shell has ended if it could not be started.
+    # Writing fails if the namespaces could not be made, because the shell has ended then.
     with contextlib.suppress(BrokenPipeError):
         shell.stdin.write(f"{{ {command}; }} </dev/null; echo status $?\n")
         shell.stdin.flush()

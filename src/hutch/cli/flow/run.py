@@ -138,8 +138,8 @@ def _load_given_flow(arguments: FlowRunArguments) -> tuple[Flow, Path, dict[str,
         )
     except InvalidFlow as error:
         wire = rep_error(error.rep_code, error.message, details=error.details)
-        # Suggest to validate the flow. A run stops at problems of the flow itself, and does not check the
-        # parameters of its steps.
+        # Name the command that finds all problems. A run that was refused names only the problems of the flow
+        # itself, because the parameters of its steps are checked later.
         remedy = "" if arguments.file is None else f"`hutch flow validate {arguments.file}` checks everything"
         raise RunRejected(EXIT_INVALID_FLOW, wire, remedy) from None
 

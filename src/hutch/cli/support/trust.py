@@ -1,4 +1,4 @@
-"""Stores which files of which folders the user trusts, by the hash of their content.
+"""Stores which files the user trusts. A record has the path of the folder and the hash of the file's content.
 
 The path of the folder is part of a record, because the same configuration can name other programs in another
 folder.

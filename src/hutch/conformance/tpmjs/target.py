@@ -200,7 +200,7 @@ class ExecutorTarget(Target):
         return await self._cached("unknown path", lambda: self.get(f"/{UNKNOWN}", with_key=True))
 
     async def without_key(self) -> ExecutorResponse:
-        """Returns the response to the valid request without a key."""
+        """Sends the valid request without an API key, and returns the response."""
         response = await self._valid_or_not_tested()
         if self.client.key is None:
             return response

@@ -20,7 +20,7 @@ const SECTION = { type: 1, import: 2, function: 3, global: 6, export: 7, code: 1
 const CALL = 0x10, END = 0x0b, I32 = 0x7f;
 /** Kinds of exports. */
 const FUNCTION = 0, GLOBAL = 3;
-/** Initial value of `hutch_lowest_stack`: above every stack. */
+/** Initial value of `hutch_lowest_stack`: an address above the stack. */
 const NO_STACK = 0x7fffffff;
 
 /** `memory.size; i32.const 16; i32.shl` */

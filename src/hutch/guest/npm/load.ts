@@ -53,8 +53,8 @@ function withoutFolders(text: string, tree: string, name: string): string {
 }
 
 /**
- * Deno's messages about a package that is not installed, for JavaScript and for TypeScript that is not
- * published.
+ * Deno's messages about the import of a package that is not installed. Deno has other messages for imports in
+ * TypeScript files of packages that were not published.
  */
 const NOT_INSTALLED = [
   /Could not find package '([^']+)' from referrer '([^']*)'\./,

@@ -31,7 +31,7 @@ function isZero(bytes: Uint8Array): boolean {
   return Buffer.compare(bytes, new Uint8Array(bytes.length)) === 0;
 }
 
-/** Describes the first bytes that differ from a VM in which nothing has run; undefined if all are equal. */
+/** Describes the first bytes of the memory that differ from those of an unused VM. Undefined if all are equal. */
 function remainder(vm: Vm): string | undefined {
   const memory = vm.capture();
   memory.set(base.subarray(SEED_AT, SEED_AT + 8), SEED_AT);

@@ -1,4 +1,4 @@
-"""JSON of runs: entries of lists, details, and errors."""
+"""JSON of the run API: list entries of runs, details of one run, and errors."""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ MAX_COST = 2_000_000
 # Limits on patterns, because each pattern is compiled, which takes time and memory.
 MAX_PATTERNS = 100
 MAX_PATTERN_BYTES = 128 * 1024
-# Maximum number of steps to compute the cost of a schema, for all depths of a value together.
+# Maximum number of steps to compute the cost of a schema. The cost is computed for each depth of a value, and
+# the steps of all depths count.
 _MAX_STEPS = 100_000
 _TOO_COSTLY = "validating against it can take too long: its references multiply"
 _MAX_DEPTH = 128

@@ -59,8 +59,8 @@ class FlowTable:
             UPDATE flows SET version = :version, document = :document, updated_at = :updated_at
             WHERE owner = :owner AND name = :name AND version = :version - 1
         """
-        # Copies the row only if this process has just written it. The ciphertext `document` shows that,
-        # because every ciphertext is unique.
+        # Copies the row only if this process has just written it. The condition compares the ciphertext of
+        # `document`, because every encryption gives another ciphertext.
         add_version = f"""
             INSERT INTO flow_versions ({COLUMNS})
             SELECT {COLUMNS} FROM flows WHERE owner = :owner AND name = :name AND document = :document

@@ -417,7 +417,9 @@ class FlowProgress:
         return all(self._flow.nodes[edge.target].kind == "finish" for edge in self._flow.outgoing(id))
 
     def step_ended(self, id: str, result: StepResult) -> tuple[list[str], list[str]]:
-        """Decides the edges of a finished step. Returns the steps that may start and the skipped steps."""
+        """Decides which edges of a finished step are followed. Returns the steps that may start, and the
+        skipped steps.
+        """
         ready: list[str] = []
         skipped: list[str] = []
         decided_edges = deque(self._decide_edges(id, result))

@@ -31,7 +31,7 @@ _SLASH = re.compile("/")
 
 
 class SupervisedRun:
-    """A run that the server drives to its end."""
+    """A run whose runtime process the server starts, polls, and starts again after a crash."""
 
     def __init__(self, owner: str) -> None:
         self.owner = owner

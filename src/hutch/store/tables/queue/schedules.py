@@ -145,7 +145,7 @@ class _StarterTable:
         return [self._row(row) for row in await self._database.scan(sql, **values)]
 
     async def by_id(self, id: str) -> Any:
-        """Returns the row with this id, whoever its owner is; None if there is no such row."""
+        """Returns the row with this id, of any owner. Returns None if there is no such row."""
         rows = await self._rows("id = :id", id=id)
         return rows[0] if rows else None
 

@@ -77,7 +77,7 @@ function isPlainData(value: any): boolean {
     typeof value.toJSON === "function";
 }
 
-/** Converts a response for the host. If its body was not read, only its id is sent: the host has the body. */
+/** Converts a response for the host. Without the body if the guest has not read it, because the host has it. */
 async function describeResponse(response: any): Promise<unknown> {
   const headers = pairsOf(response.headers);
   const head = { status: response.status, statusText: `${response.statusText ?? ""}`, headers };
