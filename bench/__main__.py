@@ -19,15 +19,17 @@ import uvloop
 from bench import machine
 from bench.kernel import checkpoints, deno, flatness, quickjs, sessions, startup, suspended, tool_calls
 from bench.protocols import abilities, context, flows, scripts, search, tools
+from bench.recording import by_protocol, in_kernel
 from bench.report import Row, Scale, markdown, merge
-from bench.server import async_runs, cluster, console, fairness, recording, run_search
+from bench.server import async_runs, cluster, console, fairness, run_search
 
 RESULTS = Path(__file__).parent / "results"
 BENCHES: dict[str, Callable[[Scale], Coroutine[Any, Any, list[Row]]]] = {
     "warm": quickjs.warm,
     "at-once": quickjs.at_once,
     "tool-calls": tool_calls.tool_calls,
-    "recording": recording.recording,
+    "recording": by_protocol.by_protocol,
+    "recording-kernel": in_kernel.in_kernel,
     "deno": deno.warm,
     "deno-sustained": deno.sustained,
     "suspended": suspended.suspended,

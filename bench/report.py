@@ -99,6 +99,6 @@ def markdown(rows: Sequence[Row]) -> str:
     lines = ["| what | measured | baseline in the same run | ratio | target |", "|---|---|---|---|---|"]
     for row in rows:
         mark = "" if row.met is None else " ✓" if row.met else " ✗"
-        ratio = "-" if row.ratio is None else f"{row.ratio:.2g}"
+        ratio = "-" if row.ratio is None else f"{row.ratio:.3g}"
         lines.append(f"| {row.what} | {row.measured} | {row.baseline} | {ratio} | {row.target}{mark} |")
     return "\n".join(lines)

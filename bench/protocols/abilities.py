@@ -44,7 +44,7 @@ def client_of(port: int, key: str) -> Client:
 async def abilities(scale: Scale) -> list[Row]:
     async with upstream() as port:
         with tempfile.TemporaryDirectory(prefix="hutch-bench-") as home:
-            keys = await _prepare(home, port, 10)
+            keys = await prepare(home, port, 10)
             flags = {"HUTCH_EGRESS_ALLOW": f"127.0.0.1:{port}", "HUTCH_ABILITY_RATE_LIMIT": "0"}
             async with serving(home, **flags) as server:
                 server_port = server.port
@@ -52,7 +52,7 @@ async def abilities(scale: Scale) -> list[Row]:
                 rows.append(await _at_once(server_port, keys, scale))
                 count = scale.of(300, 30)
                 few = await _executed(server_port, keys[0], count)
-                await _prepare(home, port, 10_000)
+                await prepare(home, port, 10_000)
                 rows.append(_many_stored(few, await _executed(server_port, keys[0], count)))
     return rows
 
@@ -75,7 +75,7 @@ async def upstream() -> AsyncIterator[int]:
         await process.wait()
 
 
-async def _prepare(home: str, port: int, count: int) -> list[str]:
+async def prepare(home: str, port: int, count: int) -> list[str]:
     """Creates users with an ability, an API key and a credential each, and `count` other abilities and
     credentials. Returns the keys.
     """

@@ -9,7 +9,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +80,11 @@ class Server:
 
 
 @contextlib.asynccontextmanager
-async def serving(home: str, **settings: str) -> AsyncIterator[Server]:
-    command = [str(Path(sys.executable).parent / "hutch"), "serve", "--port", "0"]
+async def serving(
+    home: str, hutch: Sequence[str] = (str(Path(sys.executable).parent / "hutch"),), **settings: str
+) -> AsyncIterator[Server]:
+    """Starts a server. `hutch` is the command."""
+    command = [*hutch, "serve", "--port", "0"]
     env = {**os.environ, "HUTCH_HOME": home, "HUTCH_LOG_LEVEL": "error", **settings}
     process = await asyncio.create_subprocess_exec(
         *command, env=env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
