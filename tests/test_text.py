@@ -13,6 +13,7 @@ from hutch.text import (
     columns,
     did_you_mean,
     format_rfc3339,
+    format_unix_time,
     has_control_character,
     is_storable_text,
     now_rfc3339,
@@ -105,6 +106,11 @@ def test_timestamp_of_another_time_zone_is_converted() -> None:
     moment = datetime(2031, 2, 3, 4, 5, 6, 789_999, timezone(timedelta(hours=2)))
     assert format_rfc3339(moment) == "2031-02-03T02:05:06.789Z"
     assert format_rfc3339(datetime(2031, 2, 3, tzinfo=UTC)) == "2031-02-03T00:00:00.000Z"
+
+
+@pytest.mark.parametrize("seconds", [0, 1_926_907_506.789_999, 1_926_907_506.999_999_9, 951_782_399.5, -0.25])
+def test_unix_time_is_formatted_like_the_same_moment(seconds: float) -> None:
+    assert format_unix_time(seconds) == format_rfc3339(datetime.fromtimestamp(seconds, UTC))
 
 
 def test_suggestion_is_the_most_similar_name() -> None:

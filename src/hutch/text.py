@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import islice
 
 # Characters that `printable(keep=PROSE)` keeps in program output: line breaks, tabs and the joiners in emoji.
@@ -73,6 +74,18 @@ def now_rfc3339() -> str:
 def format_rfc3339(moment: datetime) -> str:
     """Formats an aware datetime like `now_rfc3339`."""
     return f"{moment.astimezone(UTC).isoformat(timespec='milliseconds').removesuffix('+00:00')}Z"
+
+
+def format_unix_time(seconds: float) -> str:
+    """Formats a Unix time like `now_rfc3339`."""
+    second, microseconds = divmod(round(seconds * 1e6), 1_000_000)
+    return f"{_format_second(second)}.{microseconds // 1_000:03d}Z"
+
+
+# The texts are cached, because a run record has three times, and most are in the same second.
+@lru_cache(maxsize=16)
+def _format_second(second: int) -> str:
+    return datetime.fromtimestamp(second, UTC).replace(tzinfo=None).isoformat()
 
 
 def cut(text: str, max_chars: int) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from datetime import datetime
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from tests.http.execbox_client import connect_execbox
@@ -106,9 +106,9 @@ async def test_record_is_made_once_and_after_the_caller_has_its_result(
 ) -> None:
     made, make, stored = list[str](), RunRecord.of, list[RunRecord]()
 
-    def count(execution: Execution, run: RunHandle, result: Result) -> RunRecord:
+    def count(execution: Execution, run: RunHandle, result: Result, **options: Any) -> RunRecord:
         made.append(run.id)
-        return make(execution, run, result)
+        return make(execution, run, result, **options)
 
     monkeypatch.setattr(RunRecord, "of", count)
     recorder = RunRecorder()
@@ -123,6 +123,20 @@ async def test_record_is_made_once_and_after_the_caller_has_its_result(
         assert made == [id]
     assert [record.run_id for record in stored] == ["silent", "logged"]
     assert len(caplog.records) == 1
+
+
+async def test_record_does_not_change_after_the_end_of_the_run() -> None:
+    stored = list[RunRecord]()
+    recorder = RunRecorder()
+    recorder.sink = lambda record, redactor: stored.append(record)
+    run, result = RunHandle("a", call_log=CallLog()), Result(ok=True)
+    assert run.call_log is not None
+    run.call_log.add(CallRecord.of("tools", "before", True, 0.1))
+    run.end(result)
+    recorder(Execution(code="1", profile=profile_for("quickjs")), run, result)
+    await asyncio.sleep(0)
+    run.call_log.add(CallRecord.of("tools", "cancelled", False, 0.1))
+    assert [call.tool for call in stored[0].calls] == ["before"]
 
 
 async def test_spans_are_exported_only_of_sampled_runs(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -151,7 +152,8 @@ class Storage:
 
     def _queue_run(self, record: RunRecord, redactor: TextRedactor | None) -> None:
         assert self._store is not None
-        self._store.write_behind.add_run(stored_record(record, redactor))
+        make = partial(stored_record, record, redactor)
+        self._store.write_behind.add_run_later(make, record.memory_bytes)
 
     async def close(self) -> None:
         """Writes the queued run records and closes the store. Must be called after all runs have ended."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,7 +16,7 @@ from hutch.session.events.timeline import RunTimeline
 from hutch.session.limits import Limits
 from hutch.session.run import CallRecord, Result, RunHandle, TextRedactor, Wait
 from hutch.settings.model import RecordLevel
-from hutch.text import cut, format_rfc3339
+from hutch.text import cut, format_unix_time
 
 if TYPE_CHECKING:
     from hutch.kernel.metrics import RunCounters
@@ -106,8 +105,17 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """JSON text of a `RunContent`."""
 
     @classmethod
-    def of(cls, execution: Execution, run: RunHandle, result: Result, *, with_hash: bool = True) -> RunRecord:
-        """Returns the record without its message and content."""
+    def of(
+        cls,
+        execution: Execution,
+        run: RunHandle,
+        result: Result,
+        *,
+        with_hash: bool = True,
+        recorded: RecordLevel = "metadata",
+        error_message: str | None = None,
+    ) -> RunRecord:
+        """Returns the record without its content."""
         error = result.error
         clock = run.clock
         return cls(
@@ -120,9 +128,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             trace_id=None if run.trace is None else run.trace.trace_id,
             span_id=None if run.trace is None else run.trace.span_id,
             code_hash=code_hash(execution) if with_hash else None,
-            created_at=_timestamp(run.started_at),
-            started_at=None if clock.started is None else _timestamp(run.started_at + clock.started),
-            ended_at=_timestamp(run.started_at + (clock.ended or 0.0)),
+            created_at=format_unix_time(run.started_at),
+            started_at=None if clock.started is None else format_unix_time(run.started_at + clock.started),
+            ended_at=format_unix_time(run.started_at + (clock.ended or 0.0)),
             queue_ms=round((clock.leased or 0.0) * 1000, 3),
             install_ms=run.install_ms,
             duration_ms=result.duration_ms,
@@ -135,12 +143,21 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             log_lines=max(len(result.logs), 0 if run.timeline is None else len(run.timeline.logs)),
             logs_truncated=result.logs_truncated,
             tool_calls=run.call_count,
-            calls=run.calls,
+            # Copy the list, because a tool that is cancelled at the end of the run is added to it later.
+            calls=[*run.calls],
             calls_left_out=run.call_count - len(run.calls),
             requests=[_request(request, run) for request in run.requests],
             waits=run.waits,
             turn=None if execution.turn is None else execution.turn.number,
+            recorded=recorded,
+            error_message=error_message,
         )
+
+    @property
+    def memory_bytes(self) -> int:
+        """Estimate of the bytes that the record takes in memory."""
+        texts = len(self.error_message or "") + len(self.content or "")
+        return 1_000 + 300 * (len(self.calls) + len(self.requests) + len(self.waits)) + texts
 
 
 def _request(request: Any, run: RunHandle) -> dict[str, Any]:
@@ -239,8 +256,7 @@ class RunRecorder:
         """Returns the record without its content."""
         level = self._levels.of(execution.protocol, run.record_level)
         message = None if level == "metadata" else error_text(run, result)
-        record = RunRecord.of(execution, run, result)
-        return msgspec.structs.replace(record, recorded=level, error_message=message)
+        return RunRecord.of(execution, run, result, recorded=level, error_message=message)
 
     def _with_content(
         self, record: RunRecord, execution: Execution, run: RunHandle, result: Result
@@ -280,10 +296,6 @@ def code_hash(execution: Execution) -> str | None:
     import hashlib
 
     return None if code is None else hashlib.sha256(code.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _timestamp(seconds: float) -> str:
-    return format_rfc3339(datetime.fromtimestamp(seconds, UTC))
 
 
 def record_fields(record: RunRecord) -> dict[str, Any]:

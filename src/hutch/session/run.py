@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias
 
 import msgspec
@@ -14,7 +13,7 @@ from msgspec import UNSET, Raw, UnsetType
 from hutch.errors import ExecutionError
 from hutch.session.files.model import File
 from hutch.session.json_value import decode_value
-from hutch.text import cut, format_rfc3339
+from hutch.text import cut, format_unix_time
 
 if TYPE_CHECKING:
     from hutch.session.calls.tool_calls import ToolCalls
@@ -110,7 +109,7 @@ class CallRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     ) -> CallRecord:
         """Returns the record of a call. Long names are truncated."""
         names = cut(provider, MAX_RECORDED_CHARS), cut(tool, MAX_RECORDED_CHARS)
-        return cls(*names, ok, round(seconds * 1000, 3), start_ms, line, code, span_id)
+        return cls(*names, ok, to_milliseconds(seconds), start_ms, line, code, span_id)
 
 
 class PendingCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,7 +169,7 @@ class RunClock(msgspec.Struct, eq=False):
 
     def since_start_ms(self) -> float:
         """Returns the milliseconds since the guest began to run."""
-        return round((self.now() - (self.started or 0.0)) * 1000, 3)
+        return to_milliseconds(time.monotonic() - self.created - (self.started or 0.0))
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -288,7 +287,7 @@ def event_json(event: RunEvent, run_id: str, *, values: bool) -> bytes:
         is_value = name in ("input_json", "output_json", "message")
         if value is None or value is UNSET or name == "result" or (is_value and not values):
             continue
-        fields[encoded] = format_rfc3339(datetime.fromtimestamp(value, UTC)) if name == "at" else value
+        fields[encoded] = format_unix_time(value) if name == "at" else value
     return msgspec.json.encode(fields)
 
 
@@ -316,12 +315,18 @@ class CallLog:
         if self.run is None:
             return None
         clock = self.run.clock
-        return round((at - clock.created - (clock.started or 0.0)) * 1000, 3)
+        return to_milliseconds(at - clock.created - (clock.started or 0.0))
 
     def add(self, call: CallRecord) -> None:
         self.count += 1
         if len(self.records) < MAX_RECORDED_CALLS:
             self.records.append(call)
+
+
+def to_milliseconds(seconds: float) -> float:
+    """Returns milliseconds, rounded to microseconds."""
+    # The same as `round(seconds * 1000, 3)`, which takes four times as long.
+    return round(seconds * 1e6) / 1000
 
 
 def new_run_id() -> str:

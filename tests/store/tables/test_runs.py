@@ -217,6 +217,21 @@ async def test_records_without_a_master_key_have_no_content(
     assert "not recorded" in caplog.text
 
 
+async def test_record_that_cannot_be_made_is_logged_and_the_others_are_written(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> NewRun:
+        raise ValueError("no record")
+
+    store.write_behind.add_run(make_run(run_id="before"))
+    store.write_behind.add_run_later(fail, 100)
+    store.write_behind.add_run_later(lambda: NewRun(make_run(run_id="after")), 100)
+    await store.write_behind.flush()
+    assert {run.run_id for run in await store.runs.list("ada")} == {"before", "after"}
+    assert store.write_behind.state.waiting == 0
+    assert "no record" in caplog.text
+
+
 async def test_queue_is_bounded_by_bytes_and_says_what_it_lost(store: Store) -> None:
     queue = write_behind.WriteBehindQueue(store._database, store.runs, max_bytes=25_000)
     for number in range(4):

@@ -11,10 +11,10 @@ import msgspec
 
 from hutch.http.sse import EventBuffer, encode_event
 from hutch.kernel.execution import Execution
-from hutch.protocols.runs.responses import ActiveRun, encode_recorded, timestamp
+from hutch.protocols.runs.responses import ActiveRun, encode_recorded
 from hutch.session.run import RunEnded, RunEvent, RunHandle, event_json
 from hutch.store.tables.run_search import status_of
-from hutch.text import format_rfc3339
+from hutch.text import format_rfc3339, format_unix_time
 
 if TYPE_CHECKING:
     from hutch.http.auth import AccessControl
@@ -119,7 +119,7 @@ class LiveEvents(EventBuffer):
         """
         detail = ActiveRun(execution, run).detail()
         if run.outcome:
-            ended_at = timestamp(run.started_at + (run.clock.ended or 0.0))
+            ended_at = format_unix_time(run.started_at + (run.clock.ended or 0.0))
             detail |= {"outcome": run.outcome, "ended_at": ended_at}
         return cls(run, detail, after, offset)
 
@@ -147,7 +147,7 @@ class LiveEvents(EventBuffer):
         run = self._run
         assert run is not None
         if isinstance(event, RunEnded):
-            self._add("end", msgspec.json.encode(_end(run.id, event.outcome, timestamp(event.at))))
+            self._add("end", msgspec.json.encode(_end(run.id, event.outcome, format_unix_time(event.at))))
             self.end()
         else:
             name = str(event.__struct_config__.tag)

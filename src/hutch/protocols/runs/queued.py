@@ -14,11 +14,11 @@ from hutch.http.auth import key_advice
 from hutch.http.errors import ApiError
 from hutch.http.middleware.run_headers import RUN_ID_HEADER
 from hutch.protocols.runs.events import RETRY_HINT, LiveEvents, TooManyFollowers, encoded_events, past_events
-from hutch.protocols.runs.responses import JsonBody, ended_detail, ended_entry, timestamp
+from hutch.protocols.runs.responses import JsonBody, ended_detail, ended_entry
 from hutch.queue.requests import OPTION_NAMES, REPLAYED_HEADER, parse_options, queue_caller
 from hutch.store.models import RunRow
 from hutch.store.tables.run_search import status_of
-from hutch.text import cut
+from hutch.text import cut, format_unix_time
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -51,7 +51,7 @@ class QueuedRun:
             protocol=row.protocol,
             engine=_ENGINES.get(row.kind, "quickjs"),
             label=row.label,
-            created_at=timestamp(row.created_at / 1000),
+            created_at=format_unix_time(row.created_at / 1000),
             duration_ms=0.0,
             outcome="ok",
         )
@@ -95,7 +95,7 @@ def queue_fields(row: QueuedRunRow) -> dict[str, Any]:
 
 
 def _time(milliseconds: int | None) -> str | None:
-    return None if milliseconds is None else timestamp(milliseconds / 1000)
+    return None if milliseconds is None else format_unix_time(milliseconds / 1000)
 
 
 async def add_run(context: RequestContext, body: dict[str, Any], queue: RunQueue) -> Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -17,7 +17,6 @@ from hutch.session.limits import Limits
 from hutch.session.run import Result, RunHandle
 from hutch.store.models import RunRow
 from hutch.store.tables.run_search import status_of
-from hutch.text import format_rfc3339
 
 _DEFAULT_LIMITS = msgspec.to_builtins(Limits())
 
@@ -192,10 +191,6 @@ class ActiveRun:
     def entry_overrides(self) -> dict[str, Any]:
         names = ("state", "status", "outcome", "duration_ms", "recorded")
         return {name: self.entry[name] for name in names}
-
-
-def timestamp(seconds: float) -> str:
-    return format_rfc3339(datetime.fromtimestamp(seconds, UTC))
 
 
 def encode_recorded(value: Any) -> bytes:

@@ -217,7 +217,12 @@ def insert_if_missing(runs: Sequence[NewRun]) -> tuple[SqlBatch, SqlBatch]:
 
 def _columns(run: NewRun) -> dict[str, Any]:
     values = msgspec.structs.asdict(run.row)
-    return {**{name: replace_unstorable(value) for name, value in values.items()}, "bytes": run.size}
+    for name, value in values.items():
+        # Most values are NULL, a number or ASCII. A call of the function would take longer than this check.
+        if type(value) is str and (not value.isascii() or "\0" in value):
+            values[name] = replace_unstorable(value)
+    values["bytes"] = run.size
+    return values
 
 
 def _targets(run: NewRun) -> builtins.list[dict[str, Any]]:
