@@ -29,6 +29,7 @@ from hutch.session.calls.file_tasks import FileCallTasks
 from hutch.session.calls.link import SessionLink
 from hutch.session.calls.reports import CallReports
 from hutch.session.calls.suspension_replies import SuspensionReplies
+from hutch.session.events.timeline import RunTimeline
 from hutch.session.files import calls as file_calls
 from hutch.session.files.calls import FileCalls
 from hutch.session.json_value import NotJsonSafe, decode_value
@@ -42,6 +43,7 @@ from hutch.session.run import (
     RunEvent,
     ToolCallEnded,
     ToolProgress,
+    to_milliseconds,
 )
 from hutch.session.suspension import Answer, SavedSession
 from hutch.session.tools.provider import Provider
@@ -309,7 +311,7 @@ class ToolCalls:
         return running_call(call, self._providers[call.provider_name], began, self._start_ms(began))
 
     def _start_ms(self, began: float) -> float:
-        return round((began - self.started_at) * 1000, 3)
+        return to_milliseconds(began - self.started_at)
 
     def cancel(self) -> None:
         """Cancels the running tools. No call is accepted or answered from now on."""
@@ -349,7 +351,7 @@ class ToolCalls:
             trace = trace if provider.is_internal else trace.child()
             current.set(trace)
         if self._listeners and not is_repeated:
-            self._emit(started_event(call))
+            self._emit_start(call)
         try:
             if self._link.writable is not None:
                 await self._link.writable()
@@ -461,16 +463,36 @@ class ToolCalls:
         for listener in self._listeners:
             listener(event)
 
+    def _emit_start(self, call: ToolCall) -> None:
+        event = None
+        for listener in self._listeners:
+            if isinstance(listener, RunTimeline):
+                # Do not create an event for the timeline. Recorded runs usually have no other listener, and
+                # the events take more time than the timeline's entry.
+                names = call.provider_name, call.safe_tool_name
+                listener.start_call(run_call_id(call), *names, line_of(call), call.input)
+                continue
+            if event is None:
+                event = started_event(call)
+            listener(event)
+
     def _emit_end(self, call_id: str, seconds: float, result: bytes | None, code: str, message: str) -> None:
-        event = ToolCallEnded(
-            call_id=call_id,
-            ok=result is not None,
-            duration_ms=round(seconds * 1000, 3),
-            code=code or UNSET,
-            message=message or UNSET,
-            output_json=UNSET if result is None else Raw(result),
-        )
-        self._emit(event)
+        event = None
+        duration_ms = to_milliseconds(seconds)
+        for listener in self._listeners:
+            if isinstance(listener, RunTimeline):
+                listener.end_call(call_id, result is not None, duration_ms, result, code, message)
+                continue
+            if event is None:
+                event = ToolCallEnded(
+                    call_id=call_id,
+                    ok=result is not None,
+                    duration_ms=duration_ms,
+                    code=code or UNSET,
+                    message=message or UNSET,
+                    output_json=UNSET if result is None else Raw(result),
+                )
+            listener(event)
 
     def report_progress(self, call_id: str, value: Callable[[], bytes]) -> None:
         """Passes the JSON text of a value to the listeners. Does not call `value` if there are no listeners.

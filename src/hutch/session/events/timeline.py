@@ -8,7 +8,15 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from hutch.session.run import PendingCall, RunClock, RunEvent, RunLog, ToolCallEnded, ToolCallStarted
+from hutch.session.run import (
+    PendingCall,
+    RunClock,
+    RunEvent,
+    RunLog,
+    ToolCallEnded,
+    ToolCallStarted,
+    to_milliseconds,
+)
 from hutch.text import cut
 
 MAX_LOG_LINE_CHARS = 10_000
@@ -96,36 +104,49 @@ class RunTimeline:
             case RunLog():
                 self._add_log(event.line)
             case ToolCallStarted():
-                self._start_call(event)
+                self.start_call(event.call_id, event.provider, event.tool, event.line, event.input_json)
             case ToolCallEnded():
-                self._end_call(event)
+                output = None if event.output_json is UNSET else event.output_json
+                code = "" if event.code is UNSET else event.code
+                message = "" if event.message is UNSET else event.message
+                self.end_call(event.call_id, event.ok, event.duration_ms, output, code, message)
 
     def _add_log(self, line: str) -> None:
         line = cut(line, MAX_LOG_LINE_CHARS)
         if self._take(len(line)):
             self.logs.append(RecordedLog(line, self._now_ms()))
 
-    def _start_call(self, event: ToolCallStarted) -> None:
+    def start_call(
+        self, call_id: str, provider: str, tool: str, line: int | None, input_json: Raw | UnsetType
+    ) -> None:
         if not self._take(CALL_BYTES):
             self.calls_left_out += 1
             return
-        self.calls[event.call_id] = RecordedCall(
-            provider=event.provider,
-            tool=event.tool,
-            line=event.line,
+        self.calls[call_id] = RecordedCall(
+            provider=provider,
+            tool=tool,
+            line=line,
             start_ms=self._now_ms(),
-            input=self._bounded(event.input_json) if self.keeps_values else UNSET,
+            input=self._bounded(input_json) if self.keeps_values else UNSET,
         )
 
-    def _end_call(self, event: ToolCallEnded) -> None:
-        call = self.calls.get(event.call_id)
+    def end_call(
+        self,
+        call_id: str,
+        ok: bool,
+        duration_ms: float,
+        output_json: Raw | bytes | None,
+        code: str,
+        message: str,
+    ) -> None:
+        """Completes a call. `code` and `message` are empty if it did not fail."""
+        call = self.calls.get(call_id)
         if call is None:
             return
-        call.duration_ms, call.ok = event.duration_ms, event.ok
-        call.code = None if event.code is UNSET else event.code
+        call.duration_ms, call.ok, call.code = duration_ms, ok, code or None
         if self.keeps_values:
-            call.message = None if event.message is UNSET else event.message
-            call.output = self._bounded(event.output_json)
+            call.message = message or None
+            call.output = UNSET if output_json is None else self._bounded(Raw(output_json))
 
     def _bounded(self, json: Raw | UnsetType) -> Raw | UnsetType:
         if json is UNSET:
@@ -143,5 +164,5 @@ class RunTimeline:
 
     def _now_ms(self) -> float:
         if self._started_at is not None:
-            return round((time.time() - self._started_at) * 1000, 3)
+            return to_milliseconds(time.time() - self._started_at)
         return self._clock.since_start_ms()
