@@ -97,7 +97,6 @@ SHOP = {
 }
 # For each page, the files that the page tells the reader to create.
 FILES: dict[str, dict[str, str]] = {
-    "README.md": {"report.ts": "const n: number = 2; return n"},
     "docs/abilities.md": {
         "examples/abilities/value": "session=0123456789abcdef",
         "examples/abilities/shop.yaml": json.dumps(SHOP),
