@@ -26,7 +26,7 @@ from bench.recording.turns import WARM_UP_TURNS, Turn, alternate, batch, compari
 from bench.report import Row, Scale
 
 # Number of turns, in a full and in a quick benchmark. Turns of runs that each need a new process are long.
-FAST, MEDIUM, SLOW = (120, 20), (60, 10), (24, 5)
+FAST, MEDIUM, SLOW = (120, 20), (60, 10), (40, 6)
 HTTP_BATCH = 25
 ABILITY_BATCH = 10
 CALL = "return await tools.following({ n: 1 })"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
@@ -47,7 +48,8 @@ async def alternate(
 def comparison(what: str, turns: Sequence[Turn]) -> Row:
     recorded, bare = median(turn.recorded for turn in turns), median(turn.bare for turn in turns)
     # Compare batches of the same turn with each other, because the machine's speed varies over time.
-    ratio = median(turn.recorded / turn.bare for turn in turns)
+    # `statistics.median` averages the two middle values, which differ much if there are few turns.
+    ratio = statistics.median(turn.recorded / turn.bare for turn in turns)
     return Row(
         what=f"recording `errors` against none, {what}: p50",
         measured=f"{number(recorded)} ms",
