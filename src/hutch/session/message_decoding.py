@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -66,9 +67,18 @@ MAX_ERROR_CHARS = 200
 MAX_READ_PAYLOAD_BYTES = 1024 * 1024
 TOO_DEEP = "a message is nested too deeply"
 
-_from_host = msgspec.json.Decoder(HostMessage)
 _from_runner = msgspec.json.Decoder(RunnerMessage)
-_from_server = msgspec.json.Decoder(ServerMessage)
+
+
+# Most processes decode only messages of runners, and making a decoder takes half a millisecond.
+@cache
+def _from_host() -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(HostMessage)
+
+
+@cache
+def _from_server() -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(ServerMessage)
 
 
 class RefusedExecute(ProtocolError):
@@ -93,7 +103,7 @@ def decode_from_runner(line: bytes) -> RunnerMessage:
 
 def decode_from_server(line: bytes) -> ServerMessage:
     """Like `decode_from_runner`, for a peer that is itself a host and may use the negotiated extensions."""
-    message: ServerMessage = _decode_from_peer(_from_server, line)
+    message: ServerMessage = _decode_from_peer(_from_server(), line)
     return message
 
 
@@ -116,7 +126,7 @@ def decode_from_host(line: bytes) -> HostMessage:
 
     The result or item of a tool must be bounded JSON without line breaks. Otherwise its call fails.
     """
-    message = _complete(_decode(_from_host, line))
+    message = _complete(_decode(_from_host(), line))
     payload = _tool_payload(message)
     if payload is None:
         return message
@@ -132,7 +142,7 @@ async def decode_long_from_host(line: bytes) -> HostMessage:
     """Like `decode_from_host`, but other tasks run while it decodes a long message."""
     if len(line) <= MAX_READ_PAYLOAD_BYTES:
         return decode_from_host(line)
-    message: HostMessage | None = _decode_envelope(_from_host, line)
+    message: HostMessage | None = _decode_envelope(_from_host(), line)
     if message is None:
         return _complete(await _decode_in_pieces(line))
     payload = _tool_payload(_complete(message))
