@@ -149,9 +149,7 @@ class ConsoleHandlers:
         if isinstance(link, str):
             key = self._access.browsers.redeem_link(link)
             if key is None:
-                message = (
-                    "This sign-in link was used already or has expired. `hutch console` makes a new one."
-                )
+                message = "This link was used or has expired. Run `hutch console` for another one."
                 return _error(ApiError("unauthorized", message))
         if not isinstance(key, str) or not key:
             return _error(ApiError("invalid_request", "`key`: expected an API key. Send `link` or `key`."))

@@ -32,6 +32,10 @@ logger = logging.getLogger("hutch.auth")
 
 # Prefix of users' keys. The operator's key is arbitrary text.
 USER_KEY_PREFIX = "hk_"
+KEY_NEEDED = (
+    "Invalid or missing API key. Send one as `Authorization: Bearer KEY`: the value of HUTCH_API_KEY, or a"
+    " user's key from `hutch key add USER`"
+)
 # Seconds that interrupted requests get to send their responses after the drain timeout.
 ABORT_SECONDS = 1.0
 
@@ -177,7 +181,7 @@ class AccessControl:
         if refusal is not None or public:
             return refusal
         if not keyed and self._key is not None and not self._is_operator(connection):
-            return Refusal(401, "Invalid or missing API key", {"WWW-Authenticate": "Bearer"})
+            return Refusal(401, KEY_NEEDED, {"WWW-Authenticate": "Bearer"})
         if not allow_scripts and is_script(connection):
             return Refusal(403, f"Scripts have no access to {connection.url.path}")
         return None

@@ -76,7 +76,7 @@ def digest(secret: str) -> str:
     if not secret:
         raise Unauthorized("missing", "An API key is needed.", remedy=_SEND_REMEDY)
     if not _SECRET_PATTERN.fullmatch(secret):
-        raise Unauthorized("unknown", _UNKNOWN_KEY, remedy=_SEND_REMEDY)
+        raise Unauthorized("unknown", _UNKNOWN_KEY, remedy=_CREATE_REMEDY)
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
@@ -86,10 +86,10 @@ def verify(secret: str, stored: tuple[ApiKey, User] | None) -> Identity:
     # Looking the digest up by an index is safe, although its duration may reveal something about known
     # digests, because a digest does not reveal the key. The digests are compared in constant time anyway.
     if stored is None or not hmac.compare_digest(stored[0].digest, expected):
-        raise Unauthorized("unknown", _UNKNOWN_KEY, remedy=_SEND_REMEDY)
+        raise Unauthorized("unknown", _UNKNOWN_KEY, remedy=_CREATE_REMEDY)
     key, user = stored
     if key.user_id != user.id:
-        raise Unauthorized("unknown", _UNKNOWN_KEY, remedy=_SEND_REMEDY)
+        raise Unauthorized("unknown", _UNKNOWN_KEY, remedy=_CREATE_REMEDY)
     if key.revoked_at is not None:
         raise Unauthorized("revoked", f"This API key was revoked at {key.revoked_at}.", remedy=_RENEW_REMEDY)
     if key.expires_at is not None and key.expires_at <= models.now():
@@ -118,6 +118,7 @@ def _check_name(name: str) -> None:
         )
 
 
-_UNKNOWN_KEY = "This API key is not known."
+_UNKNOWN_KEY = "This API key is not known here."
 _SEND_REMEDY = "Send it as `Authorization: Bearer hk_…`; `hutch key add USER` makes one."
+_CREATE_REMEDY = "`hutch key add USER` makes one."
 _RENEW_REMEDY = "`hutch key add USER` makes a new one."

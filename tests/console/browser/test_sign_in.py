@@ -30,11 +30,25 @@ def test_link_signs_in_and_leaves_no_trace_in_the_address(guarded: ServeProcess,
     expect(page.get_by_role("form", name="Sign in")).to_be_visible()
 
 
+def test_link_pasted_into_the_form_signs_in_once(guarded: ServeProcess, open_page: OpenPage) -> None:
+    path = httpx2.post(guarded.url + "/console/links", headers=HEADERS).json()["path"]
+    page = open_page(guarded.url)
+    expect(page.get_by_role("form", name="Sign in")).to_be_visible()
+    page.goto(guarded.url + path)  # changes only the fragment, so the page is not loaded again
+    expect(page.get_by_text("Runs, last minute")).to_be_visible()
+    assert "sign-in" not in page.url
+    page.get_by_role("button", name="Sign out").click()
+    page.goto(guarded.url + path)
+    form = page.get_by_role("form", name="Sign in")
+    expect(form).to_contain_text("This link was used or has expired. Run `hutch console` for another one.")
+
+
 def test_wrong_key_is_explained_and_the_right_one_works(guarded: ServeProcess, open_page: OpenPage) -> None:
     page = open_page(guarded.url)
     page.get_by_label("API key").fill("wrong")
     page.get_by_role("button", name="Sign in").click()
-    expect(page.get_by_role("alert")).to_be_visible()
+    expect(page.get_by_role("alert")).to_contain_text("This API key is not known here.")
+    expect(page.get_by_role("alert")).not_to_contain_text("Bearer")
     page.get_by_label("API key").fill(KEY)
     page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_role("form", name="Sign in")).to_have_count(0)

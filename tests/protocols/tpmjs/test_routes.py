@@ -18,6 +18,8 @@ from tests.protocols.tpmjs.harness import (
 )
 from tests.support.processes import TIMEOUT_SECONDS
 
+from hutch.http.auth import KEY_NEEDED
+
 KEY = "sésame"
 POSTS = ("/execute-tool", "/execute-batch", "/load-and-describe", "/validate-tool")
 GETS = ("/health", "/info")
@@ -88,12 +90,12 @@ async def test_nothing_is_executed_without_the_key(path: str, headers: dict[str,
     assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
     assert response.json() == {
         "success": False,
-        "error": {"code": "UNAUTHORIZED", "message": "Invalid or missing API key"},
+        "error": {"code": "UNAUTHORIZED", "message": KEY_NEEDED},
     }
     response = await server.post(path, call("echo"), X_TPMJS_Protocol_Version="1.1", **headers)
     assert response.json() == {
         "success": False,
-        "error": "Invalid or missing API key",
+        "error": KEY_NEEDED,
         "errorStage": "request",
         "errorCode": "AUTHENTICATION_REQUIRED",
         "retryable": False,

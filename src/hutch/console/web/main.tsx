@@ -2,7 +2,7 @@
 
 import { effect, signal } from "@preact/signals";
 import { render } from "preact";
-import { loadSession, offline, session, signIn } from "./api.ts";
+import { ApiError, loadSession, offline, session, signIn } from "./api.ts";
 import { location } from "./router.ts";
 import { Layout } from "./ui/layout.tsx";
 import { SignIn } from "./ui/sign_in.tsx";
@@ -28,16 +28,27 @@ function App() {
   );
 }
 
-async function start(): Promise<void> {
+/** Signs in if the address is a sign-in link. Returns false if it is not. */
+async function redeemLink(): Promise<boolean> {
   const [view, token] = location.value.path;
-  if (view === "sign-in" && token) {
-    // Remove the token from the address and the history before anything else.
-    history.replaceState(null, "", "#/");
-    globalThis.dispatchEvent(new HashChangeEvent("hashchange"));
-    await signIn({ link: token }).catch(() => loadSession());
-  } else {
+  if (view !== "sign-in" || !token) return false;
+  // Remove the token from the address and the history before anything else.
+  history.replaceState(null, "", "#/");
+  globalThis.dispatchEvent(new HashChangeEvent("hashchange"));
+  try {
+    await signIn({ link: token });
+  } catch (error) {
     await loadSession();
+    const current = session.value;
+    if (current && !current.signedIn && error instanceof ApiError && error.status === 401) {
+      session.value = { ...current, reason: error.message };
+    }
   }
+  return true;
+}
+
+async function start(): Promise<void> {
+  if (!await redeemLink()) await loadSession();
 }
 
 const RETRY_MS = 1_000;
@@ -52,3 +63,5 @@ async function startUntilReachable(): Promise<void> {
 
 render(<App />, document.getElementById("app")!);
 startUntilReachable();
+// A link that is pasted into an open tab changes only the fragment of its address.
+globalThis.addEventListener("hashchange", () => redeemLink().catch(() => undefined));

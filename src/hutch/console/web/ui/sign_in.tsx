@@ -17,7 +17,7 @@ export function SignIn({ reason }: { reason?: string }) {
       <form class="card sign-in" onSubmit={submit} aria-label="Sign in">
         <img src="/assets/icon.svg" alt="" width="44" height="44" />
         <h1>Sign in to Hutch</h1>
-        {reason && !error && <p class="quiet">{reason}</p>}
+        {reason && error === undefined && <p class="quiet">{reason}</p>}
         {error !== undefined && <ErrorNote error={error} />}
         <Field label="API key" hint="The operator's key, or a user's key that starts with hk_.">
           <input
