@@ -245,6 +245,8 @@ def show_run(run_id: str, url: str | None, key_env: str, *, as_json: bool) -> in
         waited = f", waited {_milliseconds(run['queue_ms'])} for a runner" if run["queue_ms"] >= 1 else ""
         print_line(f"{'took':14} {_milliseconds(run['duration_ms'])}{waited}")
     _show_error(run)
+    for call in run.get("pending_calls", ()):
+        _show_pending(call)
     if run["kind"] == "flow":
         print_note(f"`hutch flow logs {run['run_id']} --values` shows its steps")
     if isinstance(run["tool_calls"], list) and run["tool_calls"]:
@@ -295,6 +297,16 @@ def _show_error(run: Mapping[str, Any]) -> None:
     line = f" (line {error['line']})" if error.get("line") else ""
     print_line(f"{'error':14} {error.get('code', '')}{line}")
     print_text(error.get("message") or 'no message is recorded; see the setting "record"')
+
+
+def _show_pending(call: Mapping[str, Any]) -> None:
+    name = ".".join(part for part in (call["provider"], call["tool"]) if part)
+    wait = (
+        "has its result" if call["has_answer"] else "waits for approval" if call["is_question"] else "waits"
+    )
+    print_line(f"{'call':14} {name or '?'} {wait}, call id {call['call_id']}")
+    if call.get("message"):
+        print_text(call["message"])
 
 
 def _call_row(call: Mapping[str, Any]) -> tuple[str, ...]:

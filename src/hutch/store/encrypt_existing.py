@@ -60,6 +60,7 @@ async def data_key_ids(database: Database) -> set[str]:
         ("checkpoints", "result"),
         ("pending_calls", "answer"),
         ("pending_calls", "question"),
+        ("pending_calls", "message"),
         ("recorded_calls", "answer"),
         ("stored_value_parts", "data"),
         ("session_parts", "data"),

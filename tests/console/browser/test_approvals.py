@@ -4,6 +4,7 @@ and the forms for both.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,8 @@ import pytest
 from playwright.sync_api import expect
 from tests.console.browser.conftest import OpenPage
 from tests.support.processes import ServeProcess, running_server
+
+import hutch
 
 FLOW = """\
 name: letters
@@ -73,6 +76,26 @@ def test_suspended_run_is_continued_or_cancelled_on_its_page(
         expect(page.get_by_text("cancelled", exact=True).first).to_be_visible()
         results = [first.result(), second.result()]
     assert sorted(result.get("result") or 0 for result in results) == [0, 300]
+
+
+def test_run_with_the_tools_of_a_program_shows_how_to_continue_it(
+    server: ServeProcess, open_page: OpenPage
+) -> None:
+    def approve(question: str) -> str:
+        raise hutch.Suspend(question)
+
+    async def suspend() -> hutch.Result:
+        async with hutch.connect(server.execbox) as h:
+            return await h.run("return await tools.approve({question: 'Buy it?'})", tools=[approve])
+
+    with ThreadPoolExecutor(1) as pool:  # Playwright's event loop occupies this thread
+        result = pool.submit(lambda: asyncio.run(suspend())).result()
+    (call,) = result.pending_calls
+    page = open_page(f"{server.url}/#/runs/{result.run_id}")
+    card = page.locator(".approval")
+    expect(card).to_contain_text("Buy it?")
+    expect(card).to_contain_text(f'await h.resume("{result.run_id}", {{"{call.call_id}": "yes"}}, tools=[…])')
+    expect(page.get_by_role("button", name="Deliver and continue")).to_have_count(0)
 
 
 def run_code(server: ServeProcess, code: str) -> dict[str, Any]:

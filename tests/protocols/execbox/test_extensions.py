@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from typing import Any
 
@@ -9,7 +10,7 @@ import httpx2
 import pytest
 from tests.http.execbox_client import ExecboxClient, connect_execbox
 from tests.support.messages import execute, tool_failure, tool_result
-from tests.support.processes import ServeProcess
+from tests.support.processes import ServeProcess, hutch
 
 ASK = "return [await tools.ask('x'), await tools.ask('y')]"
 
@@ -118,6 +119,13 @@ async def test_server_leaves_a_run_with_the_tools_of_a_client_to_the_client(serv
     async with connect_execbox(server.execbox, Hutch_Extensions="durable") as client:
         run_id, call_id = await suspend(client, "a", token="over-http")
         async with httpx2.AsyncClient(base_url=server.url) as http:
+            shown = (await http.get(f"/runs/{run_id}")).json()
+            assert (shown["tools_elsewhere"], shown["pending_calls"][0]["message"]) == (
+                True,
+                "it comes later",
+            )
+            printed = (await asyncio.to_thread(hutch, "runs", "show", run_id, "--url", server.url)).stdout
+            assert f"tools.ask waits, call id {call_id}\nit comes later" in printed
             refused = await http.post(f"/runs/{run_id}/resume", json={"results": {call_id: 1}})
             assert (refused.status_code, refused.json()["error"]["reason"]) == (409, "tools_elsewhere")
             # Anyone with the token delivers the result, but only the client continues the run.

@@ -17,7 +17,7 @@ from hutch.kernel.durable.holds import HOLD_SECONDS
 from hutch.kernel.durable.packing import LARGE_BYTES, size_of
 from hutch.store.models import now
 from hutch.store.tables.durable.checkpoints import CheckpointRow, NewPendingCall
-from hutch.text import format_rfc3339
+from hutch.text import cut, format_rfc3339
 
 if TYPE_CHECKING:
     from hutch.settings import Settings
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 MAX_QUESTIONS_PER_OWNER = 200
 """Maximum number of calls of one owner that wait for approvals in the store."""
+# Maximum number of characters that the store keeps of the message of a pending call.
+MAX_MESSAGE_CHARS = 2_000
 # Maximum size of a checkpoint without the memory: the code, the pending calls and the recorded calls.
 OVERHEAD_BYTES = 64 * 1024 * 1024
 
@@ -52,6 +54,7 @@ class CheckpointStorage:
                 tool=call.tool,
                 token_digest=None if call.token is None else token_digest(call.token),
                 question=call.question,
+                message=cut(call.message, MAX_MESSAGE_CHARS) or None,
                 in_flight=call.in_flight,
             )
             for call in (*checkpoint.session.pending, *checkpoint.session.in_flight)

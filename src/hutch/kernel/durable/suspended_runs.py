@@ -337,6 +337,11 @@ class SuspendedRuns:
         if await self._has_answers(run_id):
             await self.continue_answered_run(run_id)
 
+    async def is_continued_here(self, run_id: str) -> bool:
+        """Returns False if only the program that started a suspended run can continue it."""
+        row = await (await self._open_store()).checkpoints.get(run_id)
+        return row is None or (self.provide_tools is not None and row.protocol in self.continued_protocols)
+
     async def continue_with(self, run_id: str, owner: str, answers: Mapping[str, Answer]) -> None:
         """Stores results of pending calls, and continues the run in the background with the tools of this
         server. Raises ResumeError and InvalidExecution.

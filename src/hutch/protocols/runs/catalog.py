@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from hutch.errors import StoreError
+from hutch.kernel.durable.suspended_runs import SUSPENDED
 from hutch.kernel.execution import Execution
 from hutch.protocols.runs.filters import RunListQuery, encode_cursor, matches
 from hutch.protocols.runs.queued import QueuedRun, queue_fields
@@ -256,6 +257,9 @@ class RunCatalog:
             assert found.row is not None
             content = await self.content(found.row)
             detail = ended_detail(found.row, msgspec.json.decode(found.row.details), content)
+            if found.row.outcome == SUSPENDED:
+                calls = await store.checkpoints.calls(found.row.run_id)
+                detail["pending_calls"] = msgspec.to_builtins(calls)
         return {**detail, "owner_name": await self._owner_name(store, detail["owner"])}
 
     async def content(self, row: RunRow) -> dict[str, Any]:

@@ -239,6 +239,10 @@ def _schemas() -> Json:
                 "turn": COUNT,
                 "files": array_of("RunFile"),
                 "pending_calls": {**array_of("PendingCall"), "description": "Only of a suspended run"},
+                "tools_elsewhere": {
+                    **FLAG,
+                    "description": "Only of a suspended run. True if only its program can continue it",
+                },
                 "queue": ref("QueuedRun"),
                 "result": {"description": "Result of an asynchronous run that has ended"},
             },
@@ -289,6 +293,7 @@ def _schemas() -> Json:
                 "call_id": TEXT,
                 "provider": _TEXT_OR_NULL,
                 "tool": _TEXT_OR_NULL,
+                "message": {**_TEXT_OR_NULL, "description": "What the tool said about the wait"},
                 "is_question": {**FLAG, "description": "True if the call waits for an approval"},
                 "has_answer": FLAG,
             }

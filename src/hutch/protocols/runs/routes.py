@@ -152,8 +152,8 @@ class RunHandlers:
         if found.row is not None:
             modes = replay_modes(found.row, await self._catalog.content(found.row))
             if found.row.outcome == SUSPENDED:
-                pending = await self._suspended_runs.calls.of_run(found.row.run_id)
-                detail["pending_calls"] = msgspec.to_builtins(pending)
+                is_ours = await self._suspended_runs.is_continued_here(found.row.run_id)
+                detail["tools_elsewhere"] = not is_ours
         else:
             modes = {"same": False, "recorded": False, "reason": "This run has not ended yet."}
         if found.has_ended_queue and (queued := await self._queue.find(detail["run_id"])) is not None:

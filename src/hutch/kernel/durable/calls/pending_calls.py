@@ -72,11 +72,6 @@ class PendingCalls:
                 f"The call {call_id} already has a result. Resume the run without one for this call.",
             )
 
-    async def of_run(self, run_id: str) -> list[StoredCall]:
-        """Returns the calls that a suspended run waits for."""
-        store = await self._open_store()
-        return await store.checkpoints.calls(run_id)
-
     async def _store(self, store: Store, row: CheckpointRow, answers: Mapping[str, Answer]) -> list[str]:
         """Stores results. Returns the ids of the calls that already had a result. Raises ResumeError if the
         run and its results would be too large.

@@ -69,6 +69,8 @@ class NewPendingCall(msgspec.Struct, frozen=True, kw_only=True):
     token_digest: str | None = None
     question: str | None = None
     """JSON text of the question, if the call waits for an approval."""
+    message: str | None = None
+    """Text of the `Suspend` that the tool raised."""
     in_flight: str | None = None
     """See `PendingCall.in_flight`."""
 
@@ -79,6 +81,7 @@ class StoredCall(msgspec.Struct, frozen=True, kw_only=True):
     call_id: str
     provider: str | None
     tool: str | None
+    message: str | None
     is_question: bool
     has_answer: bool
 
@@ -120,6 +123,12 @@ class CheckpointTable:
             else await self._encryption.encrypt(call.question, *_question_context(row.run_id, call.call_id))
             for call in calls
         ]
+        messages = [
+            None
+            if call.message is None
+            else await self._encryption.encrypt(call.message, *_message_context(row.run_id, call.call_id))
+            for call in calls
+        ]
         values = msgspec.structs.asdict(row) | {"previous_holder": previous_holder or ""}
         # The other statements apply only if the first one has written the row. The generation alone does not
         # show this, because another process that continued the run may have written the same generation. It
@@ -152,14 +161,15 @@ class CheckpointTable:
             *(
                 SqlStatement(
                     "INSERT INTO pending_calls"
-                    " (run_id, call_id, provider, tool, token_digest, question, in_flight)"
-                    " SELECT :run_id, :call_id, :provider, :tool, :digest, :question, :in_flight"
+                    " (run_id, call_id, provider, tool, token_digest, question, message, in_flight)"
+                    " SELECT :run_id, :call_id, :provider, :tool, :digest, :question, :message, :in_flight"
                     f" WHERE EXISTS ({is_saved})"
                     # Update the row, because a tool that was running when the run was stored may have
                     # deferred its result since.
                     " ON CONFLICT (run_id, call_id) DO UPDATE SET in_flight = excluded.in_flight,"
                     " token_digest = COALESCE(pending_calls.token_digest, excluded.token_digest),"
-                    " question = COALESCE(pending_calls.question, excluded.question)",
+                    " question = COALESCE(pending_calls.question, excluded.question),"
+                    " message = COALESCE(pending_calls.message, excluded.message)",
                     {
                         **guarded,
                         "call_id": call.call_id,
@@ -167,10 +177,11 @@ class CheckpointTable:
                         "tool": call.tool,
                         "digest": call.token_digest,
                         "question": question,
+                        "message": message,
                         "in_flight": call.in_flight,
                     },
                 )
-                for call, question in zip(calls, questions, strict=True)
+                for call, question, message in zip(calls, questions, messages, strict=True)
             ),
         )
         return results[0].row_count == 1
@@ -312,7 +323,7 @@ class CheckpointTable:
 
     async def calls(self, run_id: str) -> list[StoredCall]:
         sql = """
-            SELECT call_id, provider, tool, question IS NOT NULL, answer IS NOT NULL
+            SELECT call_id, provider, tool, message, question IS NOT NULL, answer IS NOT NULL
             FROM pending_calls WHERE run_id = :run_id ORDER BY call_id
         """
         return [
@@ -320,10 +331,13 @@ class CheckpointTable:
                 call_id=call_id,
                 provider=provider,
                 tool=tool,
+                message=None
+                if message is None
+                else await self._encryption.decrypt(message, *_message_context(run_id, call_id)),
                 is_question=bool(is_question),
                 has_answer=bool(has_answer),
             )
-            for call_id, provider, tool, is_question, has_answer in await self._database.read(
+            for call_id, provider, tool, message, is_question, has_answer in await self._database.read(
                 sql, run_id=run_id
             )
         ]
@@ -542,6 +556,10 @@ def _part_context(row: CheckpointRow, number: int, count: int) -> tuple[str, ...
 
 def _question_context(run_id: str, call_id: str) -> tuple[str, ...]:
     return "question", run_id, call_id
+
+
+def _message_context(run_id: str, call_id: str) -> tuple[str, ...]:
+    return "message", run_id, call_id
 
 
 def _result_context(run_id: str, number: int = 0, count: int = 0) -> tuple[str, ...]:

@@ -74,6 +74,8 @@ export interface PendingCall {
   call_id: string;
   provider: string | null;
   tool: string | null;
+  /** What the tool said about the wait. */
+  message: string | null;
   is_question: boolean;
   has_answer: boolean;
 }
@@ -104,6 +106,8 @@ export interface RunDetail extends RunBase {
   output?: unknown;
   files?: RunFile[];
   pending_calls?: PendingCall[];
+  /** True if only the program that started a suspended run can continue it. */
+  tools_elsewhere?: boolean;
   /** Place in the queue, if the run is asynchronous. */
   queue?: { state: string; due_at: string | null; attempts: number; source: string | null } | null;
   replay?: { same: boolean; recorded: boolean; reason: string | null };

@@ -3,12 +3,9 @@
 import { useEffect, useState } from "preact/hooks";
 import { post, session } from "../../api.ts";
 import { visible } from "../../format.ts";
-import { Badge, Button, Card, ErrorNote, Field } from "../../ui/basics.tsx";
+import { Badge, Button, Card, ErrorNote, Field, Snippet } from "../../ui/basics.tsx";
 import { pending, PendingApprovals } from "../approvals.tsx";
 import type { PendingCall, RunDetail } from "./model.ts";
-
-/** Protocols of runs that a program started with its own tools. Only that program can continue such a run. */
-const PROGRAMS = ["python", "cli"];
 
 export function Waiting({ run, onChange }: { run: RunDetail; onChange: () => void }) {
   const calls = run.pending_calls ?? [];
@@ -27,10 +24,12 @@ export function Waiting({ run, onChange }: { run: RunDetail; onChange: () => voi
             key={call.call_id}
             class="approval"
             title={<Title call={call} text="waits for the operator's decision" />}
-          />
+          >
+            <Message call={call} />
+          </Card>
         ))}
       {results.map((call) => <ResultCard key={call.call_id} run={run} call={call} onChange={onChange} />)}
-      {run.status === "suspended" && !waitsForResult && (isDecided || !questions.length) && (
+      {run.status === "suspended" && !run.tools_elsewhere && !waitsForResult && (isDecided || !questions.length) && (
         <ContinueCard run={run} onChange={onChange} />
       )}
     </>
@@ -42,6 +41,18 @@ function Title({ call, text }: { call: PendingCall; text: string }) {
   return (
     <>
       <code>{visible(name)}</code> <span class="quiet">{text}</span>
+    </>
+  );
+}
+
+/** What the tool said about the wait, and the id by which a result is delivered. */
+function Message({ call }: { call: PendingCall }) {
+  return (
+    <>
+      {call.message && <p class="pending-message">{visible(call.message)}</p>}
+      <p class="quiet">
+        Call <code>{call.call_id}</code>
+      </p>
     </>
   );
 }
@@ -99,22 +110,23 @@ function ResultCard({ run, call, onChange }: { run: RunDetail; call: PendingCall
   if (call.has_answer) {
     return (
       <Card class="approval" title={title} actions={<Badge state="ok">delivered</Badge>}>
+        <Message call={call} />
         <p class="quiet">The run continues when all results that it needs are there.</p>
       </Card>
     );
   }
-  if (PROGRAMS.includes(run.protocol)) {
+  if (run.tools_elsewhere) {
     return (
       <Card class="approval" title={title}>
-        <p class="quiet">
-          A program started this run and has its tools. It continues the run with{" "}
-          <code>h.resume("{run.run_id}", {"{"}"{call.call_id}": result{"}"}, tools=[…])</code>.
-        </p>
+        <Message call={call} />
+        <p class="quiet">A program started this run and has its tools. Only a program can continue it:</p>
+        <Snippet text={`await h.resume("${run.run_id}", {"${call.call_id}": "yes"}, tools=[…])`} />
       </Card>
     );
   }
   return (
     <Card class="approval" title={title}>
+      <Message call={call} />
       {error !== undefined && <ErrorNote error={error} />}
       <Field label="Result (JSON)" hint="The call returns this value, and the run continues.">
         <textarea
