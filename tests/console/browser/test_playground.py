@@ -76,6 +76,19 @@ def test_late_list_of_tools_does_not_replace_what_the_user_types(
     page.unroute("**/tools")
 
 
+def test_first_snippet_calls_a_tool_that_only_reads(server: ServeProcess, page: Page) -> None:
+    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tools = [
+        {"scriptName": "tools.mail.send", "inputSchema": {}},
+        {"scriptName": "tools.weather.now", "inputSchema": city, "readOnly": True},
+    ]
+    page.route("**/tools", lambda route: route.fulfill(json=tools))
+    page.goto(f"{server.url}/#/playground")
+    expect(page.get_by_label("Code", exact=True)).to_contain_text('await tools.weather.now({ city: "…" })')
+    expect(page.get_by_label("Examples")).to_contain_text("Tool calls")
+    page.unroute("**/tools")
+
+
 def test_example_replaces_the_code_and_can_be_undone(server: ServeProcess, open_page: OpenPage) -> None:
     page = open_with(open_page, server, "return 'mine';")
     page.get_by_label("Examples").select_option(index=1)

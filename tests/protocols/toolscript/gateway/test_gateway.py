@@ -170,6 +170,13 @@ async def test_tools_are_listed_and_filtered(harness: GatewayHarness) -> None:
     assert (await harness.get("/tools?filter=unknown")).json() == []
 
 
+async def test_tool_list_says_which_tools_only_read() -> None:
+    hints = [{"readOnlyHint": True}, {"readOnlyHint": False}, {"idempotentHint": True}, None]
+    tools = [FakeTool("a", f"b{number}", annotations=each) for number, each in enumerate(hints)]
+    listed = (await GatewayHarness(FakeToolSource(*tools)).get("/tools")).json()
+    assert [each.get("readOnly") for each in listed] == [True, None, None, None]
+
+
 async def test_schema_nested_too_deeply_does_not_break_the_tool_list() -> None:
     deep: Any = {}
     for _ in range(500):

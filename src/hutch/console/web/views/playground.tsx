@@ -10,7 +10,7 @@ import { useData } from "../ui/load.ts";
 import { Split } from "../ui/split.tsx";
 import { PendingApprovals } from "./approvals.tsx";
 import { Editor, type ToolName } from "./playground/editor.tsx";
-import { type Example, examples, FIRST, WITH_TOOLS } from "./playground/examples.ts";
+import { type Example, examples, FIRST } from "./playground/examples.ts";
 import { cancel, progress, run, type RunProgress } from "./playground/run.ts";
 import type { RunDetail } from "./runs/model.ts";
 
@@ -55,7 +55,8 @@ export default function Playground() {
   };
   useEffect(() => {
     // Do not replace text of the user: the list of tools may arrive after the user has begun to edit.
-    if (draft.code === FIRST.code && !isTouched.current && offered.includes(WITH_TOOLS)) open(WITH_TOOLS);
+    const first = offered.find(({ opensFirst }) => opensFirst);
+    if (first && draft.code === FIRST.code && !isTouched.current) open(first);
   }, [tools.data]);
   const source = location.value.query.get("run");
   useEffect(() => {

@@ -76,6 +76,8 @@ class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True):
     output_schema: Any = None
     idempotent: bool = False
     """True if the server says that a call may be made again."""
+    reads_only: bool = False
+    """True if the server says that a call changes nothing."""
     reads_resources: bool = False
     """True for the tool that Hutch itself adds to servers with resources."""
 
@@ -200,6 +202,7 @@ def _entry(tool: ToolInfo, namespace: str, member: str, taken: dict[str, int]) -
         input_schema=tool.input_schema,
         output_schema=tool.output_schema,
         idempotent=_is_idempotent(tool.annotations),
+        reads_only=(tool.annotations or {}).get("readOnlyHint") is True,
         reads_resources=tool.reads_resources,
     )
 

@@ -164,6 +164,9 @@ def _with_approval_errors(operation: Json) -> Json:
 # --- schemas ---
 
 
+_READ_ONLY = "Present if the server says that a call changes nothing"
+
+
 def _schemas() -> Json:
     tool: Json = {
         "serverName": TEXT,
@@ -180,7 +183,7 @@ def _schemas() -> Json:
         "McpServer": object_of(
             {"name": TEXT, "title": {"type": _OR_NULL}, "instructions": {"type": _OR_NULL}}
         ),
-        "GatewayTool": object_of(tool),
+        "GatewayTool": object_of(tool, {"readOnly": {"const": True, "description": _READ_ONLY}}),
         "ToolMatch": object_of(
             {
                 "tool": object_of({**tool, "toolId": TEXT}),

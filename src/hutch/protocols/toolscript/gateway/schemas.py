@@ -115,6 +115,7 @@ def encode_tool(entry: CatalogEntry, **more: Any) -> bytes:
         "description": entry.description,
         "inputSchema": entry.input_schema,
         "outputSchema": entry.output_schema,
+        **({"readOnly": True} if entry.reads_only else {}),
         **more,
     }
     try:

@@ -11,11 +11,15 @@ import { tags } from "@lezer/highlight";
 import { useLayoutEffect, useRef } from "preact/hooks";
 import { post } from "../../api.ts";
 import { visible } from "../../format.ts";
+import type { Schema } from "../../ui/schema_form.tsx";
 
 export interface ToolName {
   /** Expression that names the tool in a script, such as `tools.github.getIssue`. */
   scriptName: string;
   description?: string | null;
+  inputSchema?: Schema | null;
+  /** True if its server says that a call changes nothing. */
+  readOnly?: boolean;
 }
 
 interface Problem {
