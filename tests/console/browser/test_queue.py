@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx2
 from playwright.sync_api import expect
-from tests.console.browser.conftest import OpenPage
+from tests.console.browser.conftest import VIEWPORT, OpenPage
 from tests.support.processes import ServeProcess, wait_until
 
 
@@ -23,7 +23,13 @@ def test_dead_letter_is_retried_and_a_webhook_sent_again(server: ServeProcess, o
     message = page.get_by_role("row").filter(has_text="run.failed").first
     expect(message).to_contain_text("localhost resolves to")
     id = httpx2.get(server.url + "/webhooks").json()["deliveries"][0]["id"]
-    message.get_by_role("button", name="Send again").click()
+    page.set_viewport_size({"width": 390, "height": 800})
+    again = message.get_by_role("button", name="Send again")
+    box = again.bounding_box()
+    assert box is not None
+    assert box["x"] + box["width"] <= 390
+    again.click()
+    page.set_viewport_size(VIEWPORT)
 
     def attempts() -> int:
         found = httpx2.get(server.url + "/webhooks").json()["deliveries"]

@@ -1,6 +1,6 @@
 /** Small components that all views use. */
 
-import type { ComponentChildren } from "preact";
+import { cloneElement, type ComponentChildren, isValidElement, toChildArray, type VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { ApiError } from "../api.ts";
 import { formatAge, formatJson, formatTime, visible } from "../format.ts";
@@ -61,7 +61,11 @@ export function Crumbs({ above, name, children }: Children & {
   );
 }
 
-/** A table that scrolls sideways where it does not fit. Columns in `numbers` are aligned to the right. */
+/**
+ * A table that scrolls sideways where it does not fit. Columns in `numbers` are aligned to the right. On a
+ * phone, the cells of a row are below each other, each with the name of its column. So the children must be
+ * rows.
+ */
 export function Table({ head, numbers = [], children, class: name = "" }: Children & {
   head: string[];
   numbers?: string[];
@@ -69,16 +73,23 @@ export function Table({ head, numbers = [], children, class: name = "" }: Childr
 }) {
   return (
     <div class="scroll">
-      <table class={`table ${name}`}>
+      <table class={`table stacked-rows ${name}`}>
         <thead>
           <tr>
             {head.map((text) => <th key={text} class={numbers.includes(text) ? "number" : ""}>{text}</th>)}
           </tr>
         </thead>
-        <tbody>{children}</tbody>
+        <tbody>{toChildArray(children).filter(isValidElement).map((row) => labelled(row, head))}</tbody>
       </table>
     </div>
   );
+}
+
+/** Returns a row whose cells have the names of their columns, which the style sheet shows on a phone. */
+function labelled(row: VNode<any>, head: string[]): VNode {
+  const cells = toChildArray(row.props.children).filter(isValidElement);
+  const named = cells.map((cell, index) => cloneElement(cell as VNode<any>, { "data-label": head[index] }));
+  return cloneElement(row, {}, named);
 }
 
 type Tone = "ok" | "bad" | "wait" | "run" | "quiet";
@@ -107,7 +118,12 @@ const TONES: Record<string, Tone> = {
 
 /** A state with its colour. Unknown states have the colour of failures. */
 export function Badge({ state, children }: Children & { state: string }) {
-  return <span class={`badge badge-${TONES[state] ?? "bad"}`}>{children ?? visible(state)}</span>;
+  const text = children ?? visible(state);
+  return (
+    <span class={`badge badge-${TONES[state] ?? "bad"}`} title={typeof text === "string" ? text : undefined}>
+      {text}
+    </span>
+  );
 }
 
 export function Button({ kind = "plain", small, children, ...rest }: Children & {

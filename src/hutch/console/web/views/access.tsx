@@ -16,6 +16,7 @@ import {
   ErrorNote,
   Field,
   Page,
+  Table,
 } from "../ui/basics.tsx";
 import { useData } from "../ui/load.ts";
 import { type Quota, QuotaForm, quotaText, type Used, usedText } from "./access/quota.tsx";
@@ -211,7 +212,7 @@ function KeyTable({ keys, revoke, onChanged }: {
   if (!keys.length) return <Empty title="No keys" />;
   const key = keys.find(({ id }) => id === edited);
   return (
-    <div class="scroll">
+    <>
       {key && (
         <Dialog
           title={`Limits of the key …${visible(key.endsWith)}`}
@@ -228,46 +229,33 @@ function KeyTable({ keys, revoke, onChanged }: {
           />
         </Dialog>
       )}
-      <table class="table">
-        <thead>
-          <tr>
-            <th>Key</th>
-            <th>State</th>
-            <th>Scopes</th>
-            <th>Expires</th>
-            <th>Last used</th>
-            <th>Limits</th>
-            <th></th>
+      <Table head={["Key", "State", "Scopes", "Expires", "Last used", "Limits", "Actions"]}>
+        {keys.map((key) => (
+          <tr key={key.id}>
+            <td>
+              <code class="name">…{visible(key.endsWith)}</code> {visible(key.name)}
+            </td>
+            <td>
+              <Badge state={key.state === "active" ? "ok" : "cancelled"}>{key.state}</Badge>
+            </td>
+            <td>{key.scopes.join(", ")}</td>
+            <td>{key.expiresAt?.slice(0, 10) ?? "never"}</td>
+            <td>
+              <Age time={key.lastUsedAt} />
+            </td>
+            <td>{quotaText(key.quota)}</td>
+            <td>
+              {key.state === "active" && (
+                <div class="actions">
+                  <Button small onClick={() => setEdited(key.id)}>Limits</Button>
+                  <Button small onClick={() => revoke(key.id)}>Revoke</Button>
+                </div>
+              )}
+            </td>
           </tr>
-        </thead>
-        <tbody>
-          {keys.map((key) => (
-            <tr key={key.id}>
-              <td>
-                <code>…{visible(key.endsWith)}</code> {visible(key.name)}
-              </td>
-              <td>
-                <Badge state={key.state === "active" ? "ok" : "cancelled"}>{key.state}</Badge>
-              </td>
-              <td>{key.scopes.join(", ")}</td>
-              <td>{key.expiresAt?.slice(0, 10) ?? "never"}</td>
-              <td>
-                <Age time={key.lastUsedAt} />
-              </td>
-              <td>{quotaText(key.quota)}</td>
-              <td>
-                {key.state === "active" && (
-                  <div class="actions">
-                    <Button small onClick={() => setEdited(key.id)}>Limits</Button>
-                    <Button small onClick={() => revoke(key.id)}>Revoke</Button>
-                  </div>
-                )}
-              </td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </div>
+        ))}
+      </Table>
+    </>
   );
 }
 
@@ -336,42 +324,28 @@ function CredentialTable({ credentials, removeOne }: {
 }) {
   if (!credentials.length) return <Empty title="No credentials" />;
   return (
-    <div class="scroll">
-      <table class="table">
-        <thead>
-          <tr>
-            <th>Host</th>
-            <th>Sent as</th>
-            <th>Value</th>
-            <th>State</th>
-            <th>Changed</th>
-            <th></th>
-          </tr>
-        </thead>
-        <tbody>
-          {credentials.map((credential) => (
-            <tr key={credential.id}>
-              <td>{visible(credential.domain)}</td>
-              <td>
-                {credential.kind} <code>{visible(credential.key)}</code>
-              </td>
-              <td>
-                <code>{visible(credential.hint || "…")}</code>
-              </td>
-              <td>
-                <Badge state={credential.state === "active" ? "ok" : "expired"}>{credential.state}</Badge>
-              </td>
-              <td>
-                <Age time={credential.updatedAt} />
-              </td>
-              <td>
-                <Button small onClick={() => removeOne(credential.id)}>Remove</Button>
-              </td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </div>
+    <Table head={["Host", "Sent as", "Value", "State", "Changed", "Actions"]}>
+      {credentials.map((credential) => (
+        <tr key={credential.id}>
+          <td>{visible(credential.domain)}</td>
+          <td>
+            {credential.kind} <code>{visible(credential.key)}</code>
+          </td>
+          <td>
+            <code>…{visible(credential.hint)}</code>
+          </td>
+          <td>
+            <Badge state={credential.state === "active" ? "ok" : "expired"}>{credential.state}</Badge>
+          </td>
+          <td>
+            <Age time={credential.updatedAt} />
+          </td>
+          <td>
+            <Button small onClick={() => removeOne(credential.id)}>Remove</Button>
+          </td>
+        </tr>
+      ))}
+    </Table>
   );
 }
 

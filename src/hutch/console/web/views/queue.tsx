@@ -1,10 +1,22 @@
 /** Asynchronous runs, webhooks, schedules and triggers. */
 
 import { useState } from "preact/hooks";
-import { get, post, remove, request } from "../api.ts";
-import { visible } from "../format.ts";
+import { get, post, remove, request, session } from "../api.ts";
+import { formatTime, visible } from "../format.ts";
 import { link } from "../router.ts";
-import { Age, Badge, Broken, Button, Card, Copy, Empty, ErrorNote, Page, Table } from "../ui/basics.tsx";
+import {
+  Age,
+  Badge,
+  Broken,
+  Button,
+  Card,
+  Copy,
+  Empty,
+  ErrorNote,
+  Page,
+  Snippet,
+  Table,
+} from "../ui/basics.tsx";
 import { useData } from "../ui/load.ts";
 import {
   type Delivery,
@@ -46,6 +58,12 @@ export default function QueueView() {
   );
 }
 
+const example = () =>
+  `curl ${globalThis.location.origin}/runs${
+    session.value?.needsKey ? ' -H "Authorization: Bearer $HUTCH_API_KEY"' : ""
+  } -H 'Content-Type: application/json' \\
+  -d '{"async": true, "kind": "code", "request": {"code": "return 6 * 7"}}'`;
+
 type Act = (work: Promise<unknown>) => Promise<void>;
 
 function Runs({ queue, act }: { queue?: Queue; act: Act }) {
@@ -59,6 +77,7 @@ function Runs({ queue, act }: { queue?: Queue; act: Act }) {
             <code>POST /runs</code> with <code>"async": true</code>{" "}
             adds a run. Runs whose attempts have all failed stay here until they are retried or removed.
           </p>
+          <Snippet label="Add a run" text={example()} />
         </Empty>
       )}
       {queue.runs.length > 0 && (
@@ -70,7 +89,7 @@ function Runs({ queue, act }: { queue?: Queue; act: Act }) {
             <tr key={run.run_id}>
               <td>
                 <a href={link(["runs", run.run_id])}>{visible(run.label ?? run.run_id.slice(0, 8))}</a>
-                {run.source && <span class="quiet">{visible(run.source)}</span>}
+                {run.source && <span class="quiet">{visible(` ${run.source}`)}</span>}
               </td>
               <td>{run.kind}</td>
               <td>
@@ -84,11 +103,10 @@ function Runs({ queue, act }: { queue?: Queue; act: Act }) {
               <td>
                 {run.state === "dead"
                   ? (
-                    <>
+                    <div class="actions">
                       <Button small onClick={() => act(post(`/queue/${run.run_id}/retry`))}>Retry</Button>
-                      {" "}
                       <Button small onClick={() => act(remove(`/queue/${run.run_id}`))}>Remove</Button>
-                    </>
+                    </div>
                   )
                   : <Button small onClick={() => act(post(`/runs/${run.run_id}/cancel`))}>Cancel</Button>}
               </td>
@@ -115,7 +133,7 @@ function Deliveries({ deliveries, act }: { deliveries?: Delivery[]; act: Act }) 
               <Badge state={delivery.state === "delivered" ? "ok" : delivery.state}>{delivery.state}</Badge>
             </td>
             <td>
-              {visible(delivery.attempts.map(({ status, error }) => status ?? error).slice(-5).join(", "))}
+              {answersOf(delivery).map((answer, index) => <div key={index}>{visible(answer)}</div>)}
             </td>
             <td>
               <Age time={delivery.created_at} />
@@ -128,6 +146,20 @@ function Deliveries({ deliveries, act }: { deliveries?: Delivery[]; act: Act }) 
       </Table>
     </Card>
   );
+}
+
+const MAX_ANSWERS = 5;
+
+/** Returns the last answers. Equal answers that follow each other are counted. */
+function answersOf({ attempts }: Delivery): string[] {
+  const groups: { text: string; count: number }[] = [];
+  for (const { status, error } of attempts) {
+    const text = String(status ?? error ?? "no answer");
+    const last = groups.at(-1);
+    if (last?.text === text) last.count++;
+    else groups.push({ text, count: 1 });
+  }
+  return groups.slice(-MAX_ANSWERS).map(({ text, count }) => count > 1 ? `${count} × ${text}` : text);
 }
 
 function Starters({ title, path, starters, act }: {
@@ -147,7 +179,7 @@ function Starters({ title, path, starters, act }: {
         </p>
       )}
       {starters.length > 0 && (
-        <Table head={["Name", "Starts", when, "Next", "Last run", "Actions"]}>
+        <Table head={["Name", "Starts", when, isSchedule ? "Next" : "State", "Last run", "Actions"]}>
           {starters.map((starter) => {
             const url = `/${path}/${starter.id}`;
             return (
@@ -163,7 +195,7 @@ function Starters({ title, path, starters, act }: {
                   {starter.paused
                     ? <Badge state="skipped">paused</Badge>
                     : isSchedule
-                    ? <span>{starter.next_at?.slice(0, 16).replace("T", " ")}</span>
+                    ? <NextTime starter={starter} />
                     : <Badge state="active" />}
                 </td>
                 <td>
@@ -176,10 +208,21 @@ function Starters({ title, path, starters, act }: {
                     : <span class="quiet">–</span>}
                 </td>
                 <td>
-                  <Button small onClick={() => act(request("PATCH", url, { paused: !starter.paused }))}>
-                    {starter.paused ? "Resume" : "Pause"}
-                  </Button>{" "}
-                  <Button small onClick={() => act(remove(url))}>Remove</Button>
+                  <div class="actions">
+                    <Button
+                      small
+                      onClick={() => act(request("PATCH", url, { paused: !starter.paused }))}
+                    >
+                      {starter.paused ? "Resume" : "Pause"}
+                    </Button>
+                    <Button
+                      small
+                      onClick={() =>
+                        act(remove(url))}
+                    >
+                      Remove
+                    </Button>
+                  </div>
                 </td>
               </tr>
             );
@@ -187,6 +230,22 @@ function Starters({ title, path, starters, act }: {
         </Table>
       )}
     </Card>
+  );
+}
+
+/** The next time of a schedule, in the time zone of its cron expression. */
+function NextTime({ starter: { next_at, timezone } }: { starter: Partial<Schedule> }) {
+  if (!next_at) return <span class="quiet">–</span>;
+  // The Swedish format is 2026-11-19 09:00.
+  const text = new Date(next_at).toLocaleString("sv", {
+    timeZone: timezone,
+    dateStyle: "short",
+    timeStyle: "short",
+  });
+  return (
+    <time dateTime={next_at} title={formatTime(next_at)}>
+      {text} <span class="quiet">{visible(timezone ?? "")}</span>
+    </time>
   );
 }
 

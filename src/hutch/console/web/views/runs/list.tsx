@@ -181,7 +181,7 @@ function Rows({ runs, selected, toggle, selectAll, more, hasMore, onTop }: {
             <th class="protocol wide-only">Protocol</th>
             {isAdmin && <th class="owner wide-only">Owner</th>}
             <th class="number calls wide-only">Calls</th>
-            <th class="number wide-only">Waited</th>
+            <th class="number waited wide-only">Waited</th>
             <th class="number wide-only">Ran</th>
             <th class="number when">When</th>
           </tr>
@@ -223,8 +223,10 @@ function Rows({ runs, selected, toggle, selectAll, more, hasMore, onTop }: {
               </td>
               {isAdmin && <td class="wide-only">{visible(ownerOf(run))}</td>}
               <td class="number wide-only">{run.tool_calls || ""}</td>
-              <td class="number quiet wide-only">{waited(run)}</td>
-              <td class="number wide-only">{isActive(run) ? "…" : formatDuration(run.duration_ms)}</td>
+              <td class="number quiet waited wide-only">{waited(run)}</td>
+              <td class="number wide-only" title={waited(run) && `Waited ${waited(run)} before`}>
+                {isActive(run) ? "…" : formatDuration(run.duration_ms)}
+              </td>
               <td class="number quiet">
                 <Age time={run.created_at} />
               </td>
