@@ -14,13 +14,13 @@ def histogram(**counts: int) -> list[int]:
 
 
 def test_percentile_of_nothing_is_unknown() -> None:
-    assert percentile_ms(histogram(), 0.5) is None
+    assert percentile_ms(histogram(), 0.5, 0.0) is None
 
 
 def test_percentile_lies_in_the_bucket_of_its_rank() -> None:
     counts = histogram(bucket0=90, bucket5=10)
-    low = percentile_ms(counts, 0.5)
-    high = percentile_ms(counts, 0.95)
+    low = percentile_ms(counts, 0.5, 60_000)
+    high = percentile_ms(counts, 0.95, 60_000)
     assert low is not None
     assert 0 < low <= BUCKETS[0] * 1000
     assert high is not None
@@ -28,4 +28,8 @@ def test_percentile_lies_in_the_bucket_of_its_rank() -> None:
 
 
 def test_percentile_beyond_the_last_bound_is_the_last_bound() -> None:
-    assert percentile_ms(histogram(**{f"bucket{len(BUCKETS)}": 3}), 0.5) == BUCKETS[-1] * 1000
+    assert percentile_ms(histogram(**{f"bucket{len(BUCKETS)}": 3}), 0.5, 90_000) == BUCKETS[-1] * 1000
+
+
+def test_percentile_is_not_above_the_longest_run() -> None:
+    assert percentile_ms(histogram(bucket6=1), 0.95, 61.5) == 61.5

@@ -46,6 +46,7 @@ class LoadHistory:
         self._pool = pool
         self.samples: deque[LoadSample] = deque(maxlen=HISTORY_SECONDS)
         self._totals: deque[list[int]] = deque([self._buckets()], maxlen=_WINDOW + 1)
+        self._longest_ms: deque[float] = deque(maxlen=_WINDOW)
         self._runs, self._failed = self._count_runs()
         self._tool_calls = sum(counters.tool_calls.values())
         self.sampled = asyncio.Event()
@@ -61,6 +62,9 @@ class LoadHistory:
         tool_calls = sum(self._counters.tool_calls.values())
         self._totals.append(self._buckets())
         window = [new - old for new, old in zip(self._totals[-1], self._totals[0], strict=True)]
+        self._longest_ms.append(self._counters.longest_ms)
+        self._counters.longest_ms = 0.0
+        longest = max(self._longest_ms)
         stats = self._pool.stats()
         self.samples.append(
             LoadSample(
@@ -68,8 +72,8 @@ class LoadHistory:
                 runs=runs - self._runs,
                 failed=failed - self._failed,
                 tool_calls=tool_calls - self._tool_calls,
-                p50_ms=percentile_ms(window, 0.5),
-                p95_ms=percentile_ms(window, 0.95),
+                p50_ms=percentile_ms(window, 0.5, longest),
+                p95_ms=percentile_ms(window, 0.95, longest),
                 in_flight=sum(stats.in_flight.values()),
                 waiting=stats.waiting,
                 processes=sum(stats.processes.values()),
@@ -105,15 +109,17 @@ class LoadHistory:
         return totals
 
 
-def percentile_ms(counts: Sequence[int], fraction: float) -> float | None:
-    """Estimates a percentile of a histogram with the bounds BUCKETS, in milliseconds. None if it is empty."""
+def percentile_ms(counts: Sequence[int], fraction: float, longest_ms: float) -> float | None:
+    """Estimates a percentile of a histogram with the bounds BUCKETS, in milliseconds, at most `longest_ms`.
+    None if it is empty.
+    """
     total = sum(counts)
     if not total:
         return None
     rank, below = total * fraction, 0
     for (low, high), count in zip(pairwise((0.0, *BUCKETS, BUCKETS[-1])), counts, strict=True):
         if count and below + count >= rank:
-            return round((low + (high - low) * (rank - below) / count) * 1000, 3)
+            return round(min(longest_ms, (low + (high - low) * (rank - below) / count) * 1000), 3)
         below += count
     return BUCKETS[-1] * 1000
 

@@ -31,6 +31,8 @@ class RunCounters:
         self.retries: Counter[str] = Counter()
         self.seconds: dict[tuple[str, str], Histogram] = {}
         """Durations by protocol and engine."""
+        self.longest_ms = 0.0
+        """Longest duration since the load history has read it."""
         self.refusals: Counter[str] = Counter()
         """Number of executions that exceeded a limit of their owner or key and were refused, by the name of
         the limit.
@@ -49,6 +51,7 @@ class RunCounters:
         if durations is None:
             durations = self.seconds[protocol, engine] = Histogram(BUCKETS)
         durations.add(result.duration_ms / 1000)
+        self.longest_ms = max(self.longest_ms, result.duration_ms)
 
 
 def run_metrics(runs: RunCounters, owner_name: OwnerName = lambda owner: None) -> Iterator[Metric]:

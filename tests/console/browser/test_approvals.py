@@ -51,6 +51,8 @@ def test_call_that_waits_longer_than_the_time_limit_is_allowed_beside_its_code(
     expect(page.get_by_text("80", exact=True)).to_be_visible()
     page.get_by_role("link", name="Timeline").click()
     expect(page.get_by_role("button", name=re.compile("^order"))).to_be_visible()
+    expect(page.get_by_role("button", name=re.compile("^Ran .*, with waits"))).to_be_visible()
+    expect(page.get_by_role("button", name=re.compile("^Approval: shop.order"))).to_be_visible()
     expect(page.get_by_role("alert")).to_have_count(0)
     # "Run again" is available, because the run used only tools of the server.
     page.get_by_role("button", name="Run again").click()

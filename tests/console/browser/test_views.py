@@ -40,6 +40,8 @@ def filled(server: ServeProcess, home: str) -> ServeProcess:
     httpx2.post(server.url + "/flows", content=FLOW, headers={"Content-Type": "application/yaml"})
     hutch("user", "add", "ann", env={"HUTCH_HOME": home})
     hutch("key", "add", "ann", env={"HUTCH_HOME": home})
+    label = "@tpmjs/tools-template-render@9.1.0#templateRenderTool"
+    httpx2.post(server.url + "/run", json={"code": "return missing", "label": label}, timeout=60)
     for code in ("return 1 + 1", "display('x'); throw new Error('it broke')"):
         httpx2.post(server.url + "/run", json={"code": code, "label": "example"}, timeout=60)
     httpx2.post(server.url + "/sessions", json={"id": "work"})
@@ -61,6 +63,8 @@ def test_every_view_opens_and_fits_a_phone(filled: ServeProcess, open_page: Open
         expect(page.get_by_role("heading", level=1)).to_have_text(title)
         expect(page.get_by_role("link", name=title, exact=True)).to_have_attribute("aria-current", "page")
         page.set_viewport_size({"width": 390, "height": 800})
+        if not path:
+            expect(page.get_by_role("link", name=re.compile("templateRenderTool"))).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
     for path in detail_pages(filled):
         page.goto(f"{filled.url}/#/{path}")
@@ -126,6 +130,19 @@ def serious_problems(page: Page, options: dict[str, list[str]]) -> Iterator[str]
         if violation["impact"] in ("serious", "critical"):
             places = [node["html"][:160] for node in violation["nodes"][:3]]
             yield f"{violation['id']}: {violation['help']} {places}"
+
+
+def test_long_list_of_tools_says_how_many_more_there_are(server: ServeProcess, page: Page) -> None:
+    tools = [
+        {"scriptName": f"tools.a.b{number}", "qualifiedName": f"a__b{number}", "inputSchema": {}}
+        for number in range(14)
+    ]
+    page.route("**/tools", lambda route: route.fulfill(json=tools))
+    page.goto(f"{server.url}/#/tools")
+    expect(page.get_by_role("button", name=re.compile(r"^a\.b"))).to_have_count(8)
+    page.get_by_role("button", name="6 more").click()
+    expect(page.get_by_role("button", name=re.compile(r"^a\.b"))).to_have_count(14)
+    page.unroute("**/tools")
 
 
 def test_unknown_view_leads_back(server: ServeProcess, open_page: OpenPage) -> None:

@@ -131,7 +131,9 @@ async def test_run_is_resumed_with_results(server: Server) -> None:
     call_id = call.call_id
     detail = (await server.client.get(f"/runs/{run_id}")).json()
     names = {"call_id": call_id, "provider": "tools", "tool": "ask"}
-    assert detail["pending_calls"] == [{**names, "message": "a person", "is_question": False, "has_answer": False}]
+    assert detail["pending_calls"] == [
+        {**names, "message": "a person", "is_question": False, "has_answer": False}
+    ]
     assert detail["tools_elsewhere"] is False
     assert "waits" in detail["replay"]["reason"]
     path = f"/runs/{run_id}/resume"

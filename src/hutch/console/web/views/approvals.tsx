@@ -5,7 +5,7 @@ import { useEffect, useState } from "preact/hooks";
 import { ApiError, get, post, session, subscribe } from "../api.ts";
 import { formatTime, visible } from "../format.ts";
 import { link, location } from "../router.ts";
-import { Age, Button, Card, Empty, ErrorNote, Json, Page } from "../ui/basics.tsx";
+import { Age, Button, Card, Empty, ErrorNote, Json, Page, Snippet } from "../ui/basics.tsx";
 import { useData } from "../ui/load.ts";
 import type { FlowRun } from "./flows/model.ts";
 import { nameOf, ownerOf, type RunEntry } from "./runs/model.ts";
@@ -42,6 +42,9 @@ export function usePendingApprovals(): void {
   }, [isOperator]);
 }
 
+const EXAMPLE = `[approvals]
+github = "ask"`;
+
 export default function Approvals() {
   const id = location.value.path[1];
   const approvals = pending.value;
@@ -63,6 +66,7 @@ export default function Approvals() {
             Calls of tools with the rule <code>ask</code> in the setting <code>approvals</code>{" "}
             wait here, and steps of flows of the kind <code>approve</code>.
           </p>
+          <Snippet label="In hutch.toml: the tools of the server github ask" text={EXAMPLE} />
         </Empty>
       )}
       {shown.map((approval) => <ApprovalCard key={approval.id} approval={approval} />)}

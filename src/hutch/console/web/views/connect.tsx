@@ -60,6 +60,14 @@ asyncio.run(main())`;
           </Card>
           <Card title="Command line">
             <Snippet
+              label="Code"
+              text={`curl ${origin}/run${header && ` \\\n ${header}`} \\
+  -H 'Content-Type: application/json' -d '{
+  "code": "return n * 2",
+  "inputs": {"n": 21}
+}'`}
+            />
+            <Snippet
               label="An npm package as a tool"
               text={`curl ${origin}/execute-tool${header && ` \\\n ${header}`} \\
   -H 'Content-Type: application/json' -d '{

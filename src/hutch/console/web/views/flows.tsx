@@ -244,7 +244,7 @@ function FlowRunView({ name, id }: { name: string; id: string }) {
       )}
       {selected
         ? <StepCard id={selected} node={node} step={chosen} record={run.data.steps?.find(isStep(selected))} />
-        : <RunCards run={run.data} />}
+        : <RunCards run={run.data} hasGraph={flow.data !== undefined} />}
     </Page>
   );
 }
@@ -298,7 +298,7 @@ function StepCard({ id, node, step, record }: {
   );
 }
 
-function RunCards({ run }: { run: FlowRun }) {
+function RunCards({ run, hasGraph }: { run: FlowRun; hasGraph: boolean }) {
   const { outputs, error } = run.summary ?? {};
   return (
     <>
@@ -317,7 +317,7 @@ function RunCards({ run }: { run: FlowRun }) {
             : <Json value={outputs} />}
         </Card>
       </div>
-      <p class="quiet">Choose a step of the graph to see its input, output and attempts.</p>
+      {hasGraph && <p class="quiet">Choose a step of the graph to see its input, output and attempts.</p>}
     </>
   );
 }
@@ -327,7 +327,7 @@ function RunFacts({ run }: { run: FlowRun }) {
   const begin = Date.parse(run.started_at ?? run.created_at);
   return (
     <FactRow>
-      <Fact name="Version">{run.version}</Fact>
+      {run.version != null && <Fact name="Version">{run.version}</Fact>}
       <Fact name="Steps">
         {String(summary.completed_steps ?? 0)} of {String(summary.total_steps ?? "?")}
         {summary.failed_steps ? `, ${summary.failed_steps} failed` : ""}

@@ -8,7 +8,7 @@ import { Age, Badge, Broken, Card, Empty, ErrorNote, Page } from "../ui/basics.t
 import { Chart } from "../ui/chart.tsx";
 import { useData } from "../ui/load.ts";
 import { pending } from "./approvals.tsx";
-import { type RunPage, stateOf } from "./runs/model.ts";
+import { nameOf, type RunPage, stateOf } from "./runs/model.ts";
 
 interface LoadSample {
   time: number;
@@ -90,6 +90,7 @@ function OperatorOverview() {
   const recent = samples.slice(-60);
   const sum = (name: "runs" | "failed") => recent.reduce((total, sample) => total + sample[name], 0);
   const runs = sum("runs");
+  const timed = recent.findLast((sample) => sample.p50_ms !== null);
   return (
     <Page title="Overview">
       <FirstSteps />
@@ -107,8 +108,8 @@ function OperatorOverview() {
         />
         <Tile
           label="Duration, p50"
-          value={formatDuration(last?.p50_ms)}
-          detail={`p95 ${formatDuration(last?.p95_ms)}`}
+          value={formatDuration(timed?.p50_ms)}
+          detail={`p95 ${formatDuration(timed?.p95_ms)}`}
         />
         <Tile
           label="Running now"
@@ -219,6 +220,9 @@ function Tile({ label, value, detail }: { label: string; value: string; detail: 
 
 const METERS: Record<string, string> = { ok: "meter-ok", suspended: "meter-wait", cancelled: "meter-quiet" };
 
+/** Outcomes whose code is not the clearest name. A run is counted each time that it is suspended. */
+const OUTCOMES: Record<string, string> = { suspended: "suspensions" };
+
 function Outcomes({ outcomes }: { outcomes: Record<string, number> }) {
   const rows = Object.entries(outcomes).sort((left, right) => right[1] - left[1]);
   const total = rows.reduce((sum, [, count]) => sum + count, 0);
@@ -235,7 +239,7 @@ function Outcomes({ outcomes }: { outcomes: Record<string, number> }) {
     <ul class="bars">
       {rows.map(([code, count]) => (
         <li key={code}>
-          <span class="bars-label">{code}</span>
+          <span class="bars-label" title={code}>{OUTCOMES[code] ?? code}</span>
           <meter class={METERS[code] ?? "meter-bad"} min={0} max={total} value={count}>
             {count}
           </meter>
@@ -262,8 +266,8 @@ function LastFailures() {
         {data?.runs.map((run) => (
           <li key={run.run_id}>
             <Badge state={stateOf(run)} />
-            <a href={link(["runs", run.run_id])}>
-              {visible(run.label ?? run.flow ?? run.run_id.slice(0, 12))}
+            <a href={link(["runs", run.run_id])} title={visible(nameOf(run))}>
+              {visible(nameOf(run))}
             </a>
             <span class="failures-message">{visible(run.error?.message?.slice(0, 200) ?? "")}</span>
             <span class="quiet">

@@ -66,7 +66,7 @@ export default function Tools() {
             ]}
           />
           {(shown ? [shown] : kinds).map((kind) => (
-            <Group key={kind} kind={kind} items={items[kind]} selected={id} text={text}>
+            <Group key={kind} kind={kind} items={items[kind]} selected={id} text={text} short={!shown}>
               {kind === "npm" && <InstallPackage onInstalled={npm.reload} />}
             </Group>
           ))}
@@ -92,19 +92,25 @@ const NONE: Record<Kind, string> = {
   abilities: "No abilities. hutch ability import makes one from a curl command, a HAR file or OpenAPI.",
 };
 
-function Group({ kind, items, selected, text, children }: {
+/** Number of tools of each kind on the tab of all kinds. */
+const MAX_SHORT = 8;
+
+function Group({ kind, items, selected, text, short, children }: {
   kind: Kind;
   items: Item[];
   selected: string | undefined;
   text: string;
+  /** Shows only the first tools. */
+  short: boolean;
   children?: ComponentChildren;
 }) {
+  const shown = short && items.length > MAX_SHORT + 1 ? items.slice(0, MAX_SHORT) : items;
   return (
     <section>
       <h3 class="pick-head">{LABELS[kind]}</h3>
       {items.length === 0 && <p class="quiet pick-none">{text ? "Nothing matches." : NONE[kind]}</p>}
       <div class="pick-list">
-        {items.map((item) => (
+        {shown.map((item) => (
           <button
             type="button"
             key={item.id}
@@ -117,6 +123,15 @@ function Group({ kind, items, selected, text, children }: {
           </button>
         ))}
       </div>
+      {shown.length < items.length && (
+        <button
+          type="button"
+          class="pick pick-more"
+          onClick={() => setQuery({ kind })}
+        >
+          {items.length - shown.length} more
+        </button>
+      )}
       {children}
     </section>
   );

@@ -23,8 +23,11 @@ const WAITS: Record<string, { kind: Span["kind"]; label: string }> = {
   queue: { kind: "queue", label: "Waited for a runner" },
   install: { kind: "install", label: "Installed the package" },
   start: { kind: "start", label: "Started a runner" },
-  approval: { kind: "approval", label: "Waited for approval" },
+  approval: { kind: "approval", label: "Approval" },
 };
+
+/** A difference that only the time in a store explains. */
+const STORED_MS = 50;
 
 /** Returns the spans of a run in the order in which they began. The first one is the run itself. */
 export function spansOf(run: RunDetail, nowMs: number): Span[] {
@@ -44,7 +47,8 @@ export function spansOf(run: RunDetail, nowMs: number): Span[] {
   const waits = (run.waits ?? []).map((wait, index): Span => ({
     id: `wait-${index}`,
     kind: WAITS[wait.kind]?.kind ?? "queue",
-    label: [WAITS[wait.kind]?.label ?? wait.kind, wait.subject].filter(Boolean).join(": "),
+    label: [WAITS[wait.kind]?.label ?? wait.kind, wait.subject?.replace(/^tools\./, "")]
+      .filter(Boolean).join(": "),
     start: wait.start_ms,
     duration: wait.duration_ms,
     ok: true,
@@ -73,6 +77,12 @@ export function spansOf(run: RunDetail, nowMs: number): Span[] {
     detail: request,
   }));
   const rest = [...waits, ...calls, ...requests].sort((left, right) => left.start - right.start);
+  // The duration of a run does not include the time in which it was stored, but its calls and waits do.
+  const end = rest.reduce((most, span) => Math.max(most, span.start + span.duration), 0);
+  if (!isOpen && end > elapsed + STORED_MS) {
+    whole.duration = end;
+    whole.label = `Ran ${formatDuration(elapsed)}, with waits`;
+  }
   return [...rest.filter((span) => span.start < 0), whole, ...rest.filter((span) => span.start >= 0)];
 }
 

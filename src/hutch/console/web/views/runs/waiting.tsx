@@ -29,9 +29,8 @@ export function Waiting({ run, onChange }: { run: RunDetail; onChange: () => voi
           </Card>
         ))}
       {results.map((call) => <ResultCard key={call.call_id} run={run} call={call} onChange={onChange} />)}
-      {run.status === "suspended" && !run.tools_elsewhere && !waitsForResult && (isDecided || !questions.length) && (
-        <ContinueCard run={run} onChange={onChange} />
-      )}
+      {run.status === "suspended" && !run.tools_elsewhere && !waitsForResult &&
+        (isDecided || !questions.length) && <ContinueCard run={run} onChange={onChange} />}
     </>
   );
 }
@@ -119,8 +118,10 @@ function ResultCard({ run, call, onChange }: { run: RunDetail; call: PendingCall
     return (
       <Card class="approval" title={title}>
         <Message call={call} />
-        <p class="quiet">A program started this run and has its tools. Only a program can continue it:</p>
-        <Snippet text={`await h.resume("${run.run_id}", {"${call.call_id}": "yes"}, tools=[…])`} />
+        <Snippet
+          label="A program started this run and has its tools. Only a program can continue it:"
+          text={`await h.resume("${run.run_id}", {"${call.call_id}": "yes"}, tools=[…])`}
+        />
       </Card>
     );
   }
