@@ -32,8 +32,10 @@ asyncio.run(main())`;
     <Page title="Connect">
       {needsKey && (
         <p class="note">
-          This server needs a key. Put it into the variable{" "}
-          <code>HUTCH_API_KEY</code>; the snippets below read it from there.
+          <span>
+            This server needs a key. Put it into the variable{" "}
+            <code>HUTCH_API_KEY</code>; the snippets below read it from there.
+          </span>
         </p>
       )}
       <div class="grid">
