@@ -6,11 +6,10 @@ from typing import Any
 
 import msgspec
 
-from hutch.kernel.durable.suspended_runs import SUSPENDED
 from hutch.session.files.transfer import encode_files
 from hutch.session.json_value import encode_value
 from hutch.session.messages import WireError
-from hutch.session.run import PendingCall, Result
+from hutch.session.run import SUSPENDED, PendingCall, Result
 
 
 async def result_json(result: Result) -> bytes:

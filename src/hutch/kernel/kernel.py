@@ -25,7 +25,7 @@ from hutch.session.files.model import FileLimits, InputFiles, input_files
 from hutch.session.host import TIMED_OUT, Session
 from hutch.session.limits import Limits
 from hutch.session.messages import WireError
-from hutch.session.run import Result, RunHandle, RunQueued, RunSuspended, Wait
+from hutch.session.run import SUSPENDED, Result, RunHandle, RunQueued, RunSuspended, Wait
 from hutch.session.suspension import SavedSession
 from hutch.session.tools.provider import check_providers
 from hutch.settings import Settings, cores
@@ -174,7 +174,7 @@ class Kernel:
                 is_cancelled = isinstance(error, asyncio.CancelledError) and not execution.stores_calls
                 end = Result(ok=False, error=_reason(error), run_id=run.id) if is_cancelled else None
                 if not await self.on_stored_end(run, end) and not run.outcome:
-                    reason = ExecutionError("suspended", "The process stopped; another one continues the run")
+                    reason = ExecutionError(SUSPENDED, "The process stopped; another one continues the run")
                     self.record_unstarted(execution, run, reason)
             if not run.outcome:
                 reason = ExecutionError("interrupted", LOST_CLIENT) if run.is_abandoned else _reason(error)

@@ -41,7 +41,7 @@ from hutch.session.messages import (
     memory_lines,
     suspend_line,
 )
-from hutch.session.run import CallRecord, Charge, Listener, Result, RunEvent, RunLog
+from hutch.session.run import SUSPENDED, CallRecord, Charge, Listener, Result, RunEvent, RunLog
 from hutch.session.suspension import Answer, MemoryCollector, SavedSession
 from hutch.session.tools.provider import Provider
 from hutch.session.turn import Turn, TurnState, turn_json
@@ -488,7 +488,7 @@ class Session:
         )
         logs, truncated = clip_logs(message.state.logs, self.limits)
         names = ", ".join(calls.open_tools()[:MAX_NAMED_TOOLS]) or "a timer"
-        waiting = WireError(code="suspended", message=f"The run waits for {names}")
+        waiting = WireError(code=SUSPENDED, message=f"The run waits for {names}")
         self._settle(waiting, logs=logs, truncated=truncated or message.state.logs_truncated)
         return True
 

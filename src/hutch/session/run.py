@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 MAX_RECORDED_CALLS = 200
 MAX_RECORDED_CHARS = 100
 
+SUSPENDED = "suspended"
+"""Error code and outcome of a run that was suspended."""
+
 OnOutput = Callable[[Literal["stdout", "stderr"], bytes], None]
 
 

@@ -31,7 +31,7 @@ from hutch.errors import (
 )
 from hutch.session.channels.stream import Channel
 from hutch.session.extensions.file_upload import FileUpload
-from hutch.session.extensions.messages import SUSPENDED, FilePart, Stored, SuspendRefused, SuspendRequest
+from hutch.session.extensions.messages import FilePart, Stored, SuspendRefused, SuspendRequest
 from hutch.session.extensions.server_side import (
     NO_EXTENSIONS,
     ChannelExtensions,
@@ -59,7 +59,7 @@ from hutch.session.messages import (
     WireError,
     encode,
 )
-from hutch.session.run import Result, RunEvent, RunHandle, RunSuspended, log_listener
+from hutch.session.run import SUSPENDED, Result, RunEvent, RunHandle, RunSuspended, log_listener
 from hutch.session.tools.provider import Provider
 from hutch.session.tools.tool import ToolContext
 from hutch.telemetry.trace_context import TRACEPARENT, current, parse_context

@@ -31,7 +31,7 @@ from hutch.kernel.execution import Execution
 from hutch.kernel.fair_use import DAY_SECONDS
 from hutch.owner_shares import RESERVE_ONE_IN
 from hutch.sandbox.runner.profile import profile_for
-from hutch.session.run import Listener, PendingCall, Result, RunHandle
+from hutch.session.run import SUSPENDED, Listener, PendingCall, Result, RunHandle
 from hutch.session.suspension import Answer, SavedSession, decode_answer
 from hutch.session.tools.provider import Provider
 from hutch.store.models import now
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hutch.runs")
 
-SUSPENDED = "suspended"
-"""Outcome of a run that was suspended, and the code of its error."""
 INTERRUPTED = "The process of the run died after the run had called a tool"
 MAX_CONTINUING = 16
 """Maximum number of runs that a server continues at once without a caller."""

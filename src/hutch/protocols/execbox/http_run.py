@@ -23,7 +23,7 @@ from hutch.http.requests import JsonBodyReader
 from hutch.http.run_results import result_json
 from hutch.http.sse import EventBuffer, encode_event, event_stream
 from hutch.kernel.content import RecordLevels
-from hutch.kernel.durable.suspended_runs import SUSPENDED, SuspendedRuns
+from hutch.kernel.durable.suspended_runs import SuspendedRuns
 from hutch.kernel.execution import Execution
 from hutch.kernel.kernel import Kernel
 from hutch.problems import Problem, ProblemList, describe_value, similar_field
@@ -33,7 +33,7 @@ from hutch.session.files.transfer import decode_files
 from hutch.session.inputs import encode_decoded_inputs
 from hutch.session.json_value import encode_value
 from hutch.session.limits import Limits
-from hutch.session.run import Result, RunEvent, RunHandle, event_json
+from hutch.session.run import SUSPENDED, Result, RunEvent, RunHandle, event_json
 from hutch.session.runner import PendingBytes
 from hutch.session.tools.provider import Provider
 from hutch.settings import Settings

@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 
 from hutch.http.run_results import result_json
-from hutch.kernel.durable.suspended_runs import SUSPENDED, SuspendedRuns
+from hutch.kernel.durable.suspended_runs import SuspendedRuns
 from hutch.kernel.kernel import Kernel
 from hutch.protocols.execbox.http_run import PROTOCOL, RunBody, RunHandler, parse_body
 from hutch.queue.attempt import Attempt
 from hutch.queue.models import HandlerResult, QueueCaller, RunRequest
 from hutch.queue.suspended_attempt import continue_suspended, wait_suspended
 from hutch.session.json_value import encode_decoded_value
-from hutch.session.run import Result, RunHandle
+from hutch.session.run import SUSPENDED, Result, RunHandle
 
 
 class QueuedCode:

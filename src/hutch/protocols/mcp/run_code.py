@@ -12,7 +12,6 @@ import msgspec
 from mcp.types import CallToolResult
 
 from hutch.errors import HutchError, InvalidExecution
-from hutch.kernel.durable.suspended_runs import SUSPENDED
 from hutch.kernel.execution import Execution
 from hutch.protocols.mcp.arguments import RunCode
 from hutch.protocols.mcp.interfaces import McpServices
@@ -40,7 +39,7 @@ from hutch.sandbox.runner.profile import profile_for
 from hutch.session.files.model import File
 from hutch.session.json_value import NotJsonSafe, well_formed
 from hutch.session.large_json import decode_large_value
-from hutch.session.run import Result, RunHandle, ScriptOutput, new_run_id
+from hutch.session.run import SUSPENDED, Result, RunHandle, ScriptOutput, new_run_id
 from hutch.session.tools.names import letters
 from hutch.settings import Settings
 

@@ -23,7 +23,7 @@ from hutch.http.requests import JsonBodyReader, query_flag, query_integer
 from hutch.http.routing import PrefixRoute
 from hutch.http.run_results import result_json
 from hutch.http.sse import event_stream
-from hutch.kernel.durable.suspended_runs import SUSPENDED, SuspendedRuns
+from hutch.kernel.durable.suspended_runs import SuspendedRuns
 from hutch.kernel.kernel import Kernel
 from hutch.protocols.runs.catalog import FlowState, FoundRun, RunCatalog, Visibility
 from hutch.protocols.runs.events import MAX_FOLLOWERS, LiveEvents, TooManyFollowers, encoded_events
@@ -43,6 +43,7 @@ from hutch.protocols.runs.resume import ResumeHandlers, resume_error
 from hutch.queue.models import KeyInUse
 from hutch.queue.queue import RunQueue
 from hutch.queue.requests import queue_error
+from hutch.session.run import SUSPENDED
 from hutch.session.tools.provider import Provider
 from hutch.store.models import FlowRunHead, RunRow
 from hutch.store.store import Store

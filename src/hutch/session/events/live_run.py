@@ -12,6 +12,7 @@ from msgspec import UNSET
 from hutch.errors import HutchError, ResumeError
 from hutch.session.host import TIMED_OUT
 from hutch.session.run import (
+    SUSPENDED,
     PendingCall,
     Result,
     RunEnded,
@@ -115,7 +116,7 @@ class Run:
         if self._refused.done():
             raise ResumeError("checkpoint_invalid", f"The run cannot be suspended: {self._refused.result()}.")
         result = await self.result()
-        if result.error is None or result.error.code != "suspended":
+        if result.error is None or result.error.code != SUSPENDED:
             outcome = "ok" if result.error is None else result.error.code
             raise ResumeError("checkpoint_ended", f"The run ended before it could be suspended: {outcome}.")
         return await self._seal(result.run_id)

@@ -15,7 +15,6 @@ from hutch.session.calls.link import SessionLink
 from hutch.session.channels.peer import START_TIMEOUT_SECONDS
 from hutch.session.extensions.messages import (
     FILE_PART_BYTES,
-    SUSPENDED,
     FilePart,
     Resumed,
     ResumeRequest,
@@ -27,7 +26,7 @@ from hutch.session.extensions.messages import (
 from hutch.session.files.model import File, InputFiles, name_problem
 from hutch.session.host import Session
 from hutch.session.messages import Done, ServerMessage, WireError, encode
-from hutch.session.run import CallRecord, PendingCall, RunSuspended
+from hutch.session.run import SUSPENDED, CallRecord, PendingCall, RunSuspended
 
 # Upper bounds for what a server may send. Its settings are usually lower.
 MAX_FILES = 10_000

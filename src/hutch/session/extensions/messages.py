@@ -9,8 +9,6 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-SUSPENDED = "suspended"
-"""Error code of a run that was suspended."""
 FILE_PART_BYTES = 128 * 1024
 MAX_TOKEN_CHARS = 1_024
 MAX_RUN_ID_CHARS = 128

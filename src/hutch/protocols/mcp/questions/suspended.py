@@ -21,7 +21,6 @@ from mcp.types import (
 from hutch.errors import HutchError, ResumeError
 from hutch.kernel.durable.holds import POLL_SECONDS
 from hutch.kernel.durable.resume_errors import not_found
-from hutch.kernel.durable.suspended_runs import SUSPENDED
 from hutch.protocols.mcp.questions.elicitation import (
     approval_request,
     caller_name,
@@ -34,6 +33,7 @@ from hutch.protocols.mcp.results import RunFailure, clip, json_text, structured_
 from hutch.protocols.mcp.run_code import ClientRun, SuspendedRun
 from hutch.protocols.toolscript.gateway.approvals import arguments_digest
 from hutch.session.json_value import well_formed
+from hutch.session.run import SUSPENDED
 from hutch.text import now_rfc3339
 
 if TYPE_CHECKING:
@@ -276,7 +276,7 @@ def _waiting_result(
         run_id=run_id,
         waiting=questions,
         expires_at=expires_at,
-        error=RunFailure(message=text, code="suspended"),
+        error=RunFailure(message=text, code=SUSPENDED),
     )
     return structured_result(report)
 

@@ -12,12 +12,12 @@ import msgspec
 
 from hutch.errors import ExecutionError, HutchError, ResumeError
 from hutch.kernel.durable.resume_errors import cancelled
-from hutch.kernel.durable.suspended_runs import SUSPENDED, SavedRun
+from hutch.kernel.durable.suspended_runs import SavedRun
 from hutch.protocols.toolscript.durable.asking_replay import AskingReplay, WaitingCall
 from hutch.protocols.toolscript.durable.stored_script import Output, StoredScript
 from hutch.protocols.toolscript.execute import ScriptResult, ScriptRun
 from hutch.protocols.toolscript.gateway.approvals import MAX_PENDING_PER_RUN, CallDenied
-from hutch.session.run import Result, RunHandle
+from hutch.session.run import SUSPENDED, Result, RunHandle
 from hutch.session.suspension import Answer
 from hutch.store.tables.durable.checkpoints import NewPendingCall
 

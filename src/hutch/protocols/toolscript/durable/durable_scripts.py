@@ -16,7 +16,7 @@ from hutch.errors import ExecutionError, HutchError, InvalidExecution
 from hutch.kernel.durable.holds import POLL_SECONDS
 from hutch.kernel.durable.replayed_runs import ReplayedRuns
 from hutch.kernel.durable.running_runs import unfinished_record
-from hutch.kernel.durable.suspended_runs import SUSPENDED, SuspendedRuns
+from hutch.kernel.durable.suspended_runs import SuspendedRuns
 from hutch.kernel.fair_use import DAY_SECONDS
 from hutch.protocols.toolscript.checker.checker import Script
 from hutch.protocols.toolscript.checker.diagnostics import InvalidScript
@@ -30,7 +30,7 @@ from hutch.protocols.toolscript.execute import (
     ScriptResult,
 )
 from hutch.protocols.toolscript.gateway.approvals import ASK_SECONDS
-from hutch.session.run import Result, new_run_id
+from hutch.session.run import SUSPENDED, Result, new_run_id
 from hutch.store.models import now
 from hutch.store.tables.durable.checkpoints import CheckpointRow
 

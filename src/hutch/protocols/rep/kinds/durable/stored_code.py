@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hutch.kernel.durable.suspended_runs import SUSPENDED, SuspendedRuns
+from hutch.kernel.durable.suspended_runs import SuspendedRuns
 from hutch.kernel.execution import Execution
 from hutch.protocols.rep.kinds.durable.replayed_step import attempt_id, can_store, replayed_calls
 from hutch.protocols.rep.kinds.tool_approval import approve_through_step, ask_through_step
-from hutch.session.run import RunHandle
+from hutch.session.run import SUSPENDED, RunHandle
 
 if TYPE_CHECKING:
     from hutch.protocols.rep.kinds.registry import Call
