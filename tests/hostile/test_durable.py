@@ -78,7 +78,7 @@ async def test_large_stored_result_is_written_and_read_without_a_stall(h: hutch.
         result = await continued(h, waiting)
         assert result.ok, result
         stalls.assert_short("to store the result")
-        stored = await (await h._opened()).result(waiting.run_id, "default")
+        stored = await (await h._opened()).ends.result(waiting.run_id, "default")
     assert stored is not None
     assert (stored.result, [*stored.files]) == (result.result, [*result.files])
     stalls.assert_short("to read the result")

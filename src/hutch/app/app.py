@@ -314,7 +314,7 @@ class App:
     async def _continue_suspended_runs(self) -> None:
         stored = self.gateway.stored_approvals
         try:
-            await self.suspended_runs.end_interrupted()
+            await self.suspended_runs.ends.end_interrupted()
             if stored is not None:
                 await stored.synchronize()
         except HutchError as error:

@@ -16,7 +16,7 @@ async def continue_suspended(attempt: Attempt, runs: SuspendedRuns) -> Result | 
     state = await runs.state(attempt.run_id)
     if state == "ended" and not attempt.row.has_effects:
         # The result belongs to an earlier attempt. Delete it, so that this one can be suspended too.
-        await runs.forget(attempt.run_id, attempt.row.owner)
+        await runs.ends.forget(attempt.run_id, attempt.row.owner)
         return None
     if state is None:
         return None
@@ -31,13 +31,13 @@ async def wait_suspended(attempt: Attempt, runs: SuspendedRuns) -> Result:
     """Waits for the end of a suspended run, on this server or on another one. Raises RunReleased."""
 
     async def cancel() -> None:
-        if not await runs.cancel(attempt.run_id, attempt.row.owner):
-            await runs.request_cancel(attempt.run_id, attempt.row.owner)
+        if not await runs.ends.cancel(attempt.run_id, attempt.row.owner):
+            await runs.ends.request_cancel(attempt.run_id, attempt.row.owner)
 
     attempt.on_cancel = cancel
     attempt.park()
     try:
-        result = await runs.wait(
+        result = await runs.ends.wait(
             attempt.run_id, attempt.row.owner, [], lambda: attempt.is_draining() or attempt.is_lost
         )
     except ResumeError as error:

@@ -117,7 +117,7 @@ async def test_run_survives_or_says_that_it_did_not(
             await second.resume(result.run_id, answers, tools=tools)
         assert caught.value.code == ("checkpoint_not_found" if expected == LOST else "checkpoint_ended")
     if expected == ENDED:
-        ended = await (await second._opened()).result(result.run_id, "default")
+        ended = await (await second._opened()).ends.result(result.run_id, "default")
         assert ended is not None
         assert ended.result == ["yes", 1]
     assert len(calls) <= 1

@@ -171,7 +171,7 @@ async def test_cancelled_run_cannot_be_continued_from_its_checkpoint(
     run = await first.start("return await tools.ask({})", tools=tools.all)
     blob = await run.checkpoint()
     assert run.id is not None
-    assert await (await first._opened()).cancel(run.id, "default")
+    assert await (await first._opened()).ends.cancel(run.id, "default")
     assert await refusal(first, blob) == "checkpoint_ended"
 
 

@@ -305,7 +305,7 @@ async def test_run_that_called_a_tool_in_a_dead_process_is_interrupted(
 async def outcome_after_cleaning(h: hutch.Hutch, run_id: str) -> str:
     store = await store_of(h)
     await store.write_behind.flush()
-    assert await (await h._opened()).end_interrupted() >= 1
+    assert await (await h._opened()).ends.end_interrupted() >= 1
     row = await store.runs.get(run_id)
     assert row is not None
     return row.outcome
@@ -341,8 +341,8 @@ async def test_record_of_a_suspended_run_is_replaced_at_its_end(first: hutch.Hut
 
 async def test_cancelled_run_cannot_be_continued(first: hutch.Hutch, tools: Tools) -> None:
     run_id, call_id = await suspend(first, tools)
-    assert not await (await first._opened()).cancel(run_id, "somebody else")
-    assert await (await first._opened()).cancel(run_id, "default")
+    assert not await (await first._opened()).ends.cancel(run_id, "somebody else")
+    assert await (await first._opened()).ends.cancel(run_id, "default")
     async with refused("checkpoint_ended"):
         await first.resume(run_id, {call_id: 1})
 
@@ -497,10 +497,10 @@ async def test_run_that_another_process_continues_is_cancelled(
     run = await second.resume(run_id, {call_id: 1}, tools=tools.all)
     await tools.waiting.wait()
     runs = await first._opened()
-    assert not await runs.cancel(run_id, "default")
-    assert not await runs.request_cancel(run_id, "somebody else")
-    assert await runs.request_cancel(run_id, "default")
+    assert not await runs.ends.cancel(run_id, "default")
+    assert not await runs.ends.request_cancel(run_id, "somebody else")
+    assert await runs.ends.request_cancel(run_id, "default")
     result = await run.result()
     assert not result.ok
     assert tools.calls == []
-    assert not await runs.request_cancel(run_id, "default")
+    assert not await runs.ends.request_cancel(run_id, "default")

@@ -301,6 +301,6 @@ async def test_waiting_run_of_a_server_that_stops_continues_in_the_next_one(
 
         runs.provide_tools, runs.continued_protocols = provide, frozenset({"execbox"})
         await runs.continue_answered()
-        result = await runs.wait(run.id, "default", [], lambda: False)
+        result = await runs.ends.wait(run.id, "default", [], lambda: False)
         assert result is not None
         assert result.result == expected, result

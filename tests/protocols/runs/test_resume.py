@@ -115,7 +115,7 @@ async def test_token_delivers_one_result_and_the_run_continues(server: Server) -
     assert (await server.post("/calls/other", {"value": 1}))[0] == 404
     assert (await server.post(f"/calls/{'x' * 2_000}", {"result": 1}))[0] == 404
     assert await server.post("/calls/secret", {"result": {"answer": 42}}) == (200, {"ok": True})
-    result = await server.runs.wait(run_id, "operator", [], lambda: False)
+    result = await server.runs.ends.wait(run_id, "operator", [], lambda: False)
     assert result is not None
     assert result.result == {"answer": 42}
     assert (await server.post("/calls/secret", {"result": 1}))[0] == 404
@@ -197,7 +197,7 @@ async def test_run_of_a_program_is_left_to_the_program(server: Server) -> None:
     assert (status, body["error"]["reason"]) == (409, "tools_elsewhere")
     assert (await server.post("/calls/python", {"result": 7}))[0] == 200
     await server.runs.continue_answered()
-    assert await server.runs.result(run_id, "operator") is None
+    assert await server.runs.ends.result(run_id, "operator") is None
 
 
 async def test_guesses_of_tokens_are_limited(server: Server) -> None:
@@ -238,7 +238,7 @@ async def test_large_results_of_calls_do_not_stall_the_server(server: Server) ->
             response = await client.post(f"/calls/{token}", content=body, headers=headers)
             assert response.status_code == 200, response.text
         stalls.assert_short("to store the results")
-        result = await server.runs.wait(waiting.run_id, "operator", [], lambda: False)
+        result = await server.runs.ends.wait(waiting.run_id, "operator", [], lambda: False)
     assert result is not None
     assert result.result == len(tokens), result
     stalls.assert_short("to deliver the results")
@@ -258,7 +258,7 @@ async def test_results_count_towards_the_size_of_suspended_runs(
         assert (refused.status_code, refused.json()["error"]["reason"]) == (409, "too_many_suspended")
     # Refused results do not count towards the limit, so this result is accepted.
     assert (await client.post("/calls/counted", json={"result": "x" * 600_000})).status_code == 200
-    result = await server.runs.wait(run_id, "operator", [], lambda: False)
+    result = await server.runs.ends.wait(run_id, "operator", [], lambda: False)
     assert result is not None
     assert result.result == 600_000
 
@@ -278,12 +278,12 @@ async def test_continued_runs_of_one_owner_leave_room_for_those_of_others(server
             await server.runs.continue_with(run_id, "hog", {asked.call_id: answer})
         await server.runs.continue_with(other, "other", {call.call_id: answer})
         async with asyncio.timeout(30):
-            result = await server.runs.wait(other, "other", [], lambda: False)
+            result = await server.runs.ends.wait(other, "other", [], lambda: False)
         assert result is not None
         assert result.result == "yes"
     finally:
         released.set()
     for run_id, _ in hogs:
-        end = await server.runs.wait(run_id, "hog", [], lambda: False)
+        end = await server.runs.ends.wait(run_id, "hog", [], lambda: False)
         assert end is not None
         assert end.ok, end

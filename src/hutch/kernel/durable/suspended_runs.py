@@ -22,16 +22,16 @@ from hutch.kernel.durable.calls.pending_calls import MAX_BYTES_OF_RUN, PendingCa
 from hutch.kernel.durable.checkpoint import Checkpoint
 from hutch.kernel.durable.checkpoint_storage import CheckpointStorage
 from hutch.kernel.durable.earlier_record import approval_waits, recorded_part
-from hutch.kernel.durable.holds import HOLD_SECONDS, POLL_SECONDS, Holds
+from hutch.kernel.durable.holds import HOLD_SECONDS, Holds
 from hutch.kernel.durable.replayed_runs import FORMAT, ReplayedRuns, RunsAgain
-from hutch.kernel.durable.resume_errors import LOST_CLIENT, cancelled, ended, expired, not_found
+from hutch.kernel.durable.resume_errors import LOST_CLIENT, cancelled, expired, not_found
+from hutch.kernel.durable.run_ends import RunEnds
 from hutch.kernel.durable.sealed_run import SealedRun, seal, unseal
-from hutch.kernel.durable.stored_result import decode_result, encode_result
 from hutch.kernel.execution import Execution
 from hutch.kernel.fair_use import DAY_SECONDS
 from hutch.owner_shares import RESERVE_ONE_IN
 from hutch.sandbox.runner.profile import profile_for
-from hutch.session.run import SUSPENDED, Listener, PendingCall, Result, RunHandle
+from hutch.session.run import SUSPENDED, PendingCall, Result, RunHandle
 from hutch.session.suspension import Answer, SavedSession, decode_answer
 from hutch.session.tools.provider import Provider
 from hutch.store.models import now
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hutch.runs")
 
-INTERRUPTED = "The process of the run died after the run had called a tool"
 MAX_CONTINUING = 16
 """Maximum number of runs that a server continues at once without a caller."""
 
@@ -71,6 +70,7 @@ class SuspendedRuns:
         self._holds = Holds(kernel, open_store)
         self._checkpoints = CheckpointStorage(settings)
         self.calls = PendingCalls(self._holds, open_store, settings)
+        self.ends = RunEnds(settings, self._holds, open_store)
         self.replayed = ReplayedRuns(settings, self._holds, self._checkpoints, open_store)
         self.runs_again: RunsAgain | None = None
         """Continues runs of `replayed`. None if this process cannot run their code."""
@@ -78,12 +78,6 @@ class SuspendedRuns:
         self._continuing = asyncio.Semaphore(MAX_CONTINUING)
         self._continuing_by_owner: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         """Limits the runs of each owner to four fifths of MAX_CONTINUING, so that other owners get places."""
-        self._listeners: dict[str, list[Listener]] = {}
-        """Listeners by run id, for runs that were suspended in this process and have a caller that waits for
-        their end.
-        """
-        self._ends: dict[str, list[asyncio.Future[Result]]] = {}
-        """Waiters for the ends of runs."""
         self._background: set[asyncio.Task[None]] = set()
         self.provide_tools: Callable[[], Awaitable[Sequence[Provider]]] | None = None
         """Returns the tools for runs that continue without a caller. None if only callers have tools."""
@@ -91,8 +85,6 @@ class SuspendedRuns:
         """Protocols whose runs can continue with the tools of `provide_tools`."""
         self.on_saved: list[Callable[[SavedRun], None]] = []
         """Called with each run that was stored."""
-        self.on_cancelled: list[Callable[[str], None]] = []
-        """Called with the id of each run that was cancelled while it was suspended."""
 
     # --- suspending ---
 
@@ -184,14 +176,8 @@ class SuspendedRuns:
             if row is None or row.state != "called" or row.holder != self._holds.holder:
                 return False
             result = Result(ok=False, error=ExecutionError("interrupted", LOST_CLIENT), run_id=run.id)
-        await self.end_held(run.id, result)
+        await self.ends.end_held(run.id, result)
         return True
-
-    async def end_held(self, run_id: str, result: Result) -> None:
-        """Stores the result of a run that this process holds. Raises HutchError."""
-        self._holds.runs.discard(run_id)
-        await self._end(await self._open_store(), run_id, self._holds.holder, result)
-        self._report_end(run_id, result)
 
     def _checkpoint(self, execution: Execution, run: RunHandle) -> Checkpoint:
         assert run.session is not None
@@ -224,7 +210,7 @@ class SuspendedRuns:
         VaultError.
         """
         store = await self._open_store()
-        await self.check_owner(run_id, owner)
+        await self.ends.check_owner(run_id, owner)
         charge = await self._kernel.states.reserve(owner, self._checkpoints.max_bytes)
         try:
             return await self._resume(store, run_id, owner, providers, charge, is_holder_dead=is_holder_dead)
@@ -247,7 +233,7 @@ class SuspendedRuns:
             run_id, owner, self._holds.holder, until, is_holder_dead=is_holder_dead
         )
         if row is None:
-            raise await self._refusal(store, run_id, owner)
+            raise await self.ends.refusal(store, run_id, owner)
         self._holds.add_run(run_id)
         try:
             data = await store.checkpoints.state(row)
@@ -290,7 +276,7 @@ class SuspendedRuns:
             started_at=checkpoint.created_at,
             generation=checkpoint.generation,
             record_level=checkpoint.record_level,
-            listeners=self._listeners.get(run_id, []),
+            listeners=self.ends.listeners_of(run_id),
             is_stored=True,
             charge=charge,
             waits=approval_waits(checkpoint.session, answers),
@@ -331,7 +317,7 @@ class SuspendedRuns:
         """Takes over a run whose server has died. Ends the run if it cannot be continued. Otherwise continues
         it as soon as a pending call has a result. Raises HutchError.
         """
-        await self.end_interrupted()
+        await self.ends.end_interrupted()
         if await self._has_answers(run_id):
             await self.continue_answered_run(run_id)
 
@@ -349,7 +335,7 @@ class SuspendedRuns:
         if row is None or row.owner != owner:
             raise not_found(run_id)
         if row.state != "suspended":
-            raise await self._refusal(store, run_id, owner)
+            raise await self.ends.refusal(store, run_id, owner)
         if self.provide_tools is None or row.protocol not in self.continued_protocols:
             raise ResumeError(
                 "tools_elsewhere", f"Only the program that started the run {run_id} has its tools."
@@ -425,62 +411,10 @@ class SuspendedRuns:
         for row in await store.checkpoints.with_answers(bundles, self.continued_protocols):
             self.continue_in_background(row.run_id, row.owner)
 
-    async def wait(
-        self, run_id: str, owner: str, listeners: list[Listener], give_up: Callable[[], bool]
-    ) -> Result | None:
-        """Waits until a suspended run has ended, in this process or in another one. Returns None as soon as
-        `give_up` returns True. Cancelling this call does not affect the run.
-
-        `listeners` get the events of the run if it continues in this process.
-        """
-        if listeners:
-            self._listeners[run_id] = listeners
-        end: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        waiters = self._ends.setdefault(run_id, [])
-        waiters.append(end)
-        try:
-            while not give_up():
-                try:
-                    result = await self.result(run_id, owner)
-                except ResumeError:
-                    return end.result() if end.done() else await self._result_of_deleted(run_id)
-                if result is not None:
-                    return result
-                await asyncio.wait([end], timeout=POLL_SECONDS)
-                if end.done():
-                    return end.result()
-            return None
-        finally:
-            if self._listeners.get(run_id) is listeners:
-                del self._listeners[run_id]
-            waiters.remove(end)
-            if not waiters:
-                del self._ends[run_id]
-
-    async def _result_of_deleted(self, run_id: str) -> Result:
-        """Returns the result of a run that another server has deleted from the store."""
-        row = await (await self._open_store()).runs.get(run_id)
-        outcome = "interrupted" if row is None or row.outcome == SUSPENDED else row.outcome
-        error = ExecutionError(outcome, f"The run ended while it was suspended: {outcome}")
-        return Result(ok=False, error=error, run_id=run_id)
-
     async def state(self, run_id: str) -> str | None:
         """Returns the state of a stored run; None if there is no such run."""
         row = await (await self._open_store()).checkpoints.get(run_id)
         return None if row is None else row.state
-
-    async def result(self, run_id: str, owner: str) -> Result | None:
-        """Returns the result of a run that was suspended; None if it has not ended. Raises ResumeError."""
-        await self.check_owner(run_id, owner)
-        parts = await (await self._open_store()).checkpoints.result(run_id)
-        max_bytes = self._settings.max_result_bytes + self._settings.max_file_bytes
-        return None if parts is None else await decode_result(parts, run_id, max_bytes)
-
-    async def check_owner(self, run_id: str, owner: str) -> None:
-        """Raises ResumeError unless the run belongs to this owner and is or was suspended."""
-        row = await (await self._open_store()).checkpoints.get(run_id)
-        if row is None or row.owner != owner:
-            raise not_found(run_id)
 
     async def check_has_client_tools(self, run_id: str, owner: str) -> None:
         """Raises ResumeError unless the run belongs to this owner, and was started by a client with its own
@@ -491,25 +425,6 @@ class SuspendedRuns:
             raise not_found(run_id)
         _check_client_tools(row)
 
-    async def forget(self, run_id: str, owner: str) -> None:
-        """Deletes a run that is suspended or has ended, and its result."""
-        await self.cancel(run_id, owner)
-        await (await self._open_store()).checkpoints.delete(run_id, owner)
-
-    async def _refusal(self, store: Store, run_id: str, owner: str) -> ResumeError:
-        row = await store.checkpoints.get(run_id)
-        if row is None or row.owner != owner:
-            return not_found(run_id)
-        if row.state == "called" and row.held_until is not None and row.held_until < now():
-            await self.end_interrupted()
-            message = f"The run {run_id} was interrupted: its process died after it had called a tool."
-            return ResumeError("checkpoint_ended", message)
-        if row.state == "ended":
-            return ended(run_id)
-        if row.state == "suspended":
-            return expired(row)
-        return ResumeError("checkpoint_in_use", f"The run {run_id} is already running.")
-
     # --- sealed copies ---
 
     async def seal(self, run_id: str, owner: str) -> bytes:
@@ -517,7 +432,7 @@ class SuspendedRuns:
         store = await self._open_store()
         row = await store.checkpoints.get(run_id)
         if row is None or row.owner != owner or row.state != "suspended":
-            raise await self._refusal(store, run_id, owner)
+            raise await self.ends.refusal(store, run_id, owner)
         answers = await store.checkpoints.answers(run_id)
         sealed = SealedRun(
             row=row,
@@ -556,66 +471,6 @@ class SuspendedRuns:
         # Results that are already in the store stay unchanged.
         await store.checkpoints.answer(run_id, sealed.answers, MAX_BYTES_OF_RUN)
         return run_id
-
-    # --- ending ---
-
-    async def cancel(self, run_id: str, owner: str) -> bool:
-        """Ends a suspended run. Returns False if it is not suspended."""
-        store = await self._open_store()
-        row = await store.checkpoints.get(run_id)
-        error = cancelled()
-        end = Result(ok=False, error=ExecutionError(error.code, str(error)), run_id=run_id)
-        # Keep the row, so that no sealed copy of the run can be continued.
-        if row is None or row.owner != owner or not await self._end(store, run_id, None, end):
-            return False
-        # Write the queued records first: the record to change may be among them if the run was suspended just
-        # now.
-        await store.write_behind.flush()
-        await store.runs.end_suspended(run_id, "cancelled")
-        self._report_end(run_id, end)
-        for listener in self.on_cancelled:
-            listener(run_id)
-        return True
-
-    async def request_cancel(self, run_id: str, owner: str) -> bool:
-        """Requests the cancellation of a run that another process continues. That process stops the run
-        within a few seconds. The run finishes the calls that it has begun and makes no others. Returns False
-        if no process continues the run.
-        """
-        return await (await self._open_store()).checkpoints.request_cancel(run_id, owner)
-
-    async def _end(
-        self, store: Store, run_id: str, holder: str | None, result: Result, *, is_dead: bool = False
-    ) -> bool:
-        expires_at = now(plus_seconds=self._settings.checkpoint_days * DAY_SECONDS)
-        parts = await encode_result(result)
-        return await store.checkpoints.end(run_id, holder, parts, expires_at, is_dead=is_dead)
-
-    def _report_end(self, run_id: str, result: Result) -> None:
-        for waiter in self._ends.get(run_id, ()):
-            if not waiter.done():
-                waiter.set_result(result)
-
-    async def end_interrupted(self) -> int:
-        """Ends runs that cannot be continued, because they have expired or because their process died after a
-        tool call. Returns their number.
-        """
-        store = await self._open_store()
-        count = 0
-        for row in await store.checkpoints.interrupted():
-            result = Result(ok=False, error=ExecutionError("interrupted", INTERRUPTED), run_id=row.run_id)
-            if await self._end(store, row.run_id, row.holder, result, is_dead=True):
-                count += 1
-                await store.runs.end_suspended(row.run_id, "interrupted")
-                logger.warning("the suspended run %s ended: interrupted", row.run_id)
-        for row in await store.checkpoints.delete_expired(await store.retention.now()):
-            count += 1
-            # Do this for ended runs, too. The record of such a run is still `suspended` if the process died
-            # before it wrote the record.
-            await store.runs.end_suspended(row.run_id, "expired")
-            if row.state != "ended":
-                logger.warning("the suspended run %s ended: expired", row.run_id)
-        return count
 
     async def close(self) -> None:
         self._is_draining = True

@@ -150,7 +150,7 @@ class RunHandler:
             self._pending.release(execution.owner, size)
         if result.error is not None and result.error.code == SUSPENDED:
             # The run waits for approvals. It stays suspended if the client disconnects or the server stops.
-            end = await self._suspended_runs.wait(
+            end = await self._suspended_runs.ends.wait(
                 run.id, execution.owner, run.listeners, lambda: self._access.is_draining
             )
             return result if end is None else end

@@ -79,7 +79,7 @@ class ResumeHandlers:
         answers = with_errors(results, parsed.errors)
         await self._runs.continue_with(run_id, owner, answers)
         if query_flag(context.query, "wait"):
-            waiting = self._runs.wait(run_id, owner, [], lambda: self._access.is_draining)
+            waiting = self._runs.ends.wait(run_id, owner, [], lambda: self._access.is_draining)
             result = await cancel_on_disconnect(context.request.receive, waiting, self._access)
             if result is not None:
                 return Response(await result_json(result), media_type="application/json")

@@ -219,9 +219,9 @@ class RunHandlers:
     async def _cancel_stored(self, row: RunRow) -> str | None:
         """Cancels a suspended run. Returns its new status, or None if the run has ended."""
         runs = self._suspended_runs
-        if row.outcome == SUSPENDED and await runs.cancel(row.run_id, row.owner):
+        if row.outcome == SUSPENDED and await runs.ends.cancel(row.run_id, row.owner):
             return "cancelled"
-        if row.outcome == SUSPENDED and await runs.request_cancel(row.run_id, row.owner):
+        if row.outcome == SUSPENDED and await runs.ends.request_cancel(row.run_id, row.owner):
             return "cancelling"
         return None
 
@@ -236,7 +236,7 @@ class RunHandlers:
         if found.row is None:
             raise ApiError("conflict", f"Run {run_id!r} has not ended yet")
         try:
-            result = await self._suspended_runs.result(run_id, found.row.owner)
+            result = await self._suspended_runs.ends.result(run_id, found.row.owner)
         except ResumeError:
             message = (
                 f"The result of run {run_id!r} is not stored: only results of asynchronous and suspended"

@@ -117,7 +117,7 @@ async def test_killed_run_continues_inside_and_repeats_no_call(
     assert [*notes.calls, *other.calls] == ALL
     notes.released.set()
     await running
-    stored = await second.suspended_runs.result(run.id, "default")
+    stored = await second.suspended_runs.ends.result(run.id, "default")
     assert stored is not None
     assert stored.result == expected
     # The first process has made no further call after its tool was released.

@@ -226,7 +226,7 @@ async def test_end_of_a_suspended_run_is_told(server: DurableServer, end: str) -
         run_id = server.app.gateway.approvals.pending()[-1].run
         assert run_id is not None
         if end == "cancelled":
-            assert await server.app.suspended_runs.cancel(run_id, "local")
+            assert await server.app.suspended_runs.ends.cancel(run_id, "local")
         else:
             store = await server.app.storage.store()
             await store.write_behind.flush()

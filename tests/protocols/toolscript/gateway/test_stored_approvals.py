@@ -121,7 +121,7 @@ async def test_call_of_a_dead_server_is_not_made_again(
     assert digest == hashlib.sha256(b'{"amount":1}').hexdigest()
     # The second server does nothing while the first server may still be alive.
     assert await second.asked() == []
-    assert await first.runs.result(run_id, "default") is None
+    assert await first.runs.ends.result(run_id, "default") is None
     await end_hold(h)
     assert await second.asked() == []
     assert await result_of(h, run_id) == INTERRUPTED

@@ -139,7 +139,7 @@ class SuspendedRunCalls:
 
     async def cancel(self, run_id: str, owner: str) -> CallToolResult:
         """Ends a run. Raises HutchError."""
-        if await self._runs.cancel(run_id, owner):
+        if await self._runs.ends.cancel(run_id, owner):
             return text_result(f"The run {run_id} was cancelled.")
         result = await self._result(run_id, owner)
         state = "is running, and cannot be cancelled now" if result is None else "has ended"
@@ -167,8 +167,8 @@ class SuspendedRunCalls:
 
     async def stop(self, run_id: str, owner: str) -> None:
         """Ends a suspended run. If a process executes the run, asks that process to end it."""
-        if not await self._runs.cancel(run_id, owner):
-            await self._runs.request_cancel(run_id, owner)
+        if not await self._runs.ends.cancel(run_id, owner):
+            await self._runs.ends.request_cancel(run_id, owner)
 
     async def _next(self, run_id: str, owner: str) -> Result | list[WaitingCall]:
         saved = asyncio.Event()
@@ -181,7 +181,7 @@ class SuspendedRunCalls:
         if result is not None:
             return result
         self._runs.on_saved.append(on_saved)
-        ending = asyncio.ensure_future(self._runs.wait(run_id, owner, [], lambda: False))
+        ending = asyncio.ensure_future(self._runs.ends.wait(run_id, owner, [], lambda: False))
         try:
             for poll in count():
                 saved.clear()
@@ -212,13 +212,13 @@ class SuspendedRunCalls:
     async def check_owner(self, run_id: str, owner: str) -> None:
         """Raises ResumeError if this owner has no suspended run with this id."""
         try:
-            await self._runs.check_owner(run_id, owner)
+            await self._runs.ends.check_owner(run_id, owner)
         except ResumeError as error:
             raise await self._explained(error, run_id, owner) from None
 
     async def _result(self, run_id: str, owner: str) -> Result | None:
         try:
-            return await self._runs.result(run_id, owner)
+            return await self._runs.ends.result(run_id, owner)
         except ResumeError as error:
             raise await self._explained(error, run_id, owner) from None
 

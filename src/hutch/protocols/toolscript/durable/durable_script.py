@@ -212,7 +212,7 @@ class DurableScript:
         async with self._changing:
             if self.is_saved:
                 await self._hold()
-                await self._all.runs.end_held(self.run_id, result)
+                await self._all.runs.ends.end_held(self.run_id, result)
                 # Somebody may have looked at the questions since they were withdrawn.
                 self._all.approvals.withdraw_questions(self.run_id)
                 self.is_held = self.is_saved = False

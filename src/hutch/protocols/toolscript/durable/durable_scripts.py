@@ -75,7 +75,7 @@ class DurableScripts:
         self._open_store = open_store
         self._live: dict[str, DurableScript] = {}
         self._watching: asyncio.Task[None] | None = None
-        runs.on_cancelled.append(self._cancel)
+        runs.ends.on_cancelled.append(self._cancel)
 
     @property
     def is_needed(self) -> bool:

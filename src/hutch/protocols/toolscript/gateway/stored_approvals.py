@@ -120,7 +120,7 @@ class StoredApprovals:
         self._decided: deque[str] = deque(maxlen=MAX_REMEMBERED)
         """Ids of calls that were decided recently, which a slow `synchronize` must not ask about again."""
         runs.on_saved.append(self._add_saved)
-        runs.on_cancelled.append(self._withdraw)
+        runs.ends.on_cancelled.append(self._withdraw)
 
     def is_needed(self, server: str, tool: str, context: ToolContext) -> bool:
         """Returns True if a call must suspend its run until a person approves the call."""

@@ -56,7 +56,7 @@ class _StoredStep:
         runs, owner, run_id = self._runs, self._owner, self._id(self._call.attempt)
         self._call.on_stored.append(self._forget)
         state = await runs.state(run_id)
-        if state == "ended" and (ended := await runs.result(run_id, owner)) is not None:
+        if state == "ended" and (ended := await runs.ends.result(run_id, owner)) is not None:
             # An earlier process finished the code, but died before it stored the result of the step.
             return ended
         if state is None:
@@ -77,7 +77,7 @@ class _StoredStep:
 
     async def _forget(self) -> None:
         for attempt in range(self._call.attempt + 1):
-            await self._runs.forget(self._id(attempt), self._owner)
+            await self._runs.ends.forget(self._id(attempt), self._owner)
 
     async def _resume(self, run_id: str) -> Result:
         # Take over the run without waiting for its lease. Only one process executes a flow, so a process that
