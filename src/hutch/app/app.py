@@ -268,9 +268,9 @@ class App:
             lambda: self.script_gateway,
             self.storage.store,
         )
-        self.suspended_runs.runs_again = scripts
-        self.suspended_runs.provide_tools = self._gateway_tools
-        self.suspended_runs.continued_protocols = durable | {durable_script.PROTOCOL}
+        self.suspended_runs.background.runs_again = scripts
+        self.suspended_runs.background.provide_tools = self._gateway_tools
+        self.suspended_runs.background.continued_protocols = durable | {durable_script.PROTOCOL}
 
     def suspend_steps(self) -> SuspendedRuns:
         """Lets executions of flow steps be suspended while they wait for an approval. The flow step continues
@@ -554,7 +554,7 @@ class App:
         """
         if self.storage.stores_runs:
             self.kernel.store_waiting_runs()
-        draining = [self.suspended_runs.drain(seconds)]
+        draining = [self.suspended_runs.background.drain(seconds)]
         if self.durable_scripts is not None:
             draining.append(self.durable_scripts.drain(seconds))
         if "queue" in self.__dict__:

@@ -21,7 +21,7 @@ async def continue_suspended(attempt: Attempt, runs: SuspendedRuns) -> Result | 
     if state is None:
         return None
     try:
-        await runs.recover(attempt.run_id)
+        await runs.background.recover(attempt.run_id)
     except HutchError as error:
         raise RunReleased(str(error)) from None
     return await wait_suspended(attempt, runs)

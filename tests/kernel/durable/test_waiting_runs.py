@@ -299,8 +299,9 @@ async def test_waiting_run_of_a_server_that_stops_continues_in_the_next_one(
         async def provide() -> list[Provider]:
             return [Provider.of(*tools.all)]
 
-        runs.provide_tools, runs.continued_protocols = provide, frozenset({"execbox"})
-        await runs.continue_answered()
+        runs.background.provide_tools = provide
+        runs.background.continued_protocols = frozenset({"execbox"})
+        await runs.background.start_answered_runs()
         result = await runs.ends.wait(run.id, "default", [], lambda: False)
         assert result is not None
         assert result.result == expected, result

@@ -16,7 +16,8 @@ import hutch
 from hutch.app.app import App
 from hutch.http.auth import AccessControl
 from hutch.kernel.durable import checkpoint
-from hutch.kernel.durable.suspended_runs import MAX_CONTINUING, SuspendedRuns
+from hutch.kernel.durable.background_runs import MAX_CONTINUING
+from hutch.kernel.durable.suspended_runs import SuspendedRuns
 from hutch.kernel.execution import Execution
 from hutch.kernel.kernel import Kernel
 from hutch.protocols.runs.resume import CALLS_PER_MINUTE
@@ -97,7 +98,8 @@ async def server(anyio_backend: object, tmp_path_factory: pytest.TempPathFactory
             return TOOLS
 
         runs = app.suspended_runs
-        runs.provide_tools, runs.continued_protocols = tools, frozenset({"execbox"})
+        runs.background.provide_tools = tools
+        runs.background.continued_protocols = frozenset({"execbox"})
         transport = httpx2.ASGITransport(web, raise_app_exceptions=False)
         async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             yield Server(app.kernel, runs, client, web)
@@ -196,7 +198,7 @@ async def test_run_of_a_program_is_left_to_the_program(server: Server) -> None:
     status, body = await server.post(f"/runs/{run_id}/resume", {"results": {call.call_id: "yes"}})
     assert (status, body["error"]["reason"]) == (409, "tools_elsewhere")
     assert (await server.post("/calls/python", {"result": 7}))[0] == 200
-    await server.runs.continue_answered()
+    await server.runs.background.start_answered_runs()
     assert await server.runs.ends.result(run_id, "operator") is None
 
 
@@ -275,8 +277,8 @@ async def test_continued_runs_of_one_owner_leave_room_for_those_of_others(server
     answer = Answer(result_json=b'"yes"')
     try:
         for run_id, asked in hogs:
-            await server.runs.continue_with(run_id, "hog", {asked.call_id: answer})
-        await server.runs.continue_with(other, "other", {call.call_id: answer})
+            await server.runs.background.continue_with(run_id, "hog", {asked.call_id: answer})
+        await server.runs.background.continue_with(other, "other", {call.call_id: answer})
         async with asyncio.timeout(30):
             result = await server.runs.ends.wait(other, "other", [], lambda: False)
         assert result is not None

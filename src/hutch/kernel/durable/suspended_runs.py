@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
-from weakref import WeakValueDictionary
 
 import msgspec
 
 from hutch.errors import (
     ExecutionError,
-    HutchError,
     ResumeError,
 )
 from hutch.kernel.durable import checkpoint as checkpoints
+from hutch.kernel.durable.background_runs import BackgroundRuns
 from hutch.kernel.durable.calls.pending_calls import MAX_BYTES_OF_RUN, PendingCalls
 from hutch.kernel.durable.checkpoint import Checkpoint
 from hutch.kernel.durable.checkpoint_storage import CheckpointStorage
 from hutch.kernel.durable.earlier_record import approval_waits, recorded_part
 from hutch.kernel.durable.holds import HOLD_SECONDS, Holds
-from hutch.kernel.durable.replayed_runs import FORMAT, ReplayedRuns, RunsAgain
+from hutch.kernel.durable.replayed_runs import ReplayedRuns
 from hutch.kernel.durable.resume_errors import LOST_CLIENT, cancelled, expired, not_found
 from hutch.kernel.durable.run_ends import RunEnds
 from hutch.kernel.durable.sealed_run import SealedRun, seal, unseal
 from hutch.kernel.execution import Execution
 from hutch.kernel.fair_use import DAY_SECONDS
-from hutch.owner_shares import RESERVE_ONE_IN
 from hutch.sandbox.runner.profile import profile_for
 from hutch.session.run import SUSPENDED, PendingCall, Result, RunHandle
 from hutch.session.suspension import Answer, SavedSession, decode_answer
@@ -45,9 +42,6 @@ if TYPE_CHECKING:
     from hutch.store.tables.durable.checkpoints import CheckpointRow
 
 logger = logging.getLogger("hutch.runs")
-
-MAX_CONTINUING = 16
-"""Maximum number of runs that a server continues at once without a caller."""
 
 
 class SavedRun(NamedTuple):
@@ -72,17 +66,7 @@ class SuspendedRuns:
         self.calls = PendingCalls(self._holds, open_store, settings)
         self.ends = RunEnds(settings, self._holds, open_store)
         self.replayed = ReplayedRuns(settings, self._holds, self._checkpoints, open_store)
-        self.runs_again: RunsAgain | None = None
-        """Continues runs of `replayed`. None if this process cannot run their code."""
-        self._is_draining = False
-        self._continuing = asyncio.Semaphore(MAX_CONTINUING)
-        self._continuing_by_owner: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        """Limits the runs of each owner to four fifths of MAX_CONTINUING, so that other owners get places."""
-        self._background: set[asyncio.Task[None]] = set()
-        self.provide_tools: Callable[[], Awaitable[Sequence[Provider]]] | None = None
-        """Returns the tools for runs that continue without a caller. None if only callers have tools."""
-        self.continued_protocols: frozenset[str] = frozenset()
-        """Protocols whose runs can continue with the tools of `provide_tools`."""
+        self.background = BackgroundRuns(self.calls, self.ends, self._continue, open_store)
         self.on_saved: list[Callable[[SavedRun], None]] = []
         """Called with each run that was stored."""
 
@@ -167,7 +151,7 @@ class SuspendedRuns:
         is_closing = (
             run.is_abandoned
             or (run.lost_runner and self._kernel.pool.is_closed)
-            or (is_aborted and self._is_draining)
+            or (is_aborted and self.background.is_draining)
         )
         if result is None or is_closing:
             self._holds.runs.discard(run.id)
@@ -268,7 +252,7 @@ class SuspendedRuns:
             answers=answers,
             checkpoint_after_ms=self._settings.checkpoint_after_ms,
             stores_calls=checkpoint.stores_calls,
-            is_durable=checkpoint.stored_protocol in self.continued_protocols,
+            is_durable=checkpoint.stored_protocol in self.background.continued_protocols,
             has_client_tools=checkpoint.has_client_tools,
         )
         run = RunHandle(
@@ -297,119 +281,9 @@ class SuspendedRuns:
                 await self.end_stored(run, None)
             raise
 
-    def continue_in_background(self, run_id: str, owner: str) -> None:
-        """Continues a run in the background after one of its calls got a result, if this server has the run's
-        tools.
-        """
-        if self.provide_tools is None or self._is_draining:
-            return
-        task = asyncio.get_running_loop().create_task(self._continue(run_id, owner, self.provide_tools))
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
-    async def continue_answered_run(self, run_id: str) -> None:
-        """Continues a run after one of its calls got a result, if this server has the run's tools."""
-        row = await (await self._open_store()).checkpoints.get(run_id)
-        if row is not None and row.protocol in self.continued_protocols:
-            self.continue_in_background(run_id, row.owner)
-
-    async def recover(self, run_id: str) -> None:
-        """Takes over a run whose server has died. Ends the run if it cannot be continued. Otherwise continues
-        it as soon as a pending call has a result. Raises HutchError.
-        """
-        await self.ends.end_interrupted()
-        if await self._has_answers(run_id):
-            await self.continue_answered_run(run_id)
-
-    async def is_continued_here(self, run_id: str) -> bool:
-        """Returns False if only the program that started a suspended run can continue it."""
-        row = await (await self._open_store()).checkpoints.get(run_id)
-        return row is None or (self.provide_tools is not None and row.protocol in self.continued_protocols)
-
-    async def continue_with(self, run_id: str, owner: str, answers: Mapping[str, Answer]) -> None:
-        """Stores results of pending calls, and continues the run in the background with the tools of this
-        server. Raises ResumeError and InvalidExecution.
-        """
-        store = await self._open_store()
-        row = await store.checkpoints.get(run_id)
-        if row is None or row.owner != owner:
-            raise not_found(run_id)
-        if row.state != "suspended":
-            raise await self.ends.refusal(store, run_id, owner)
-        if self.provide_tools is None or row.protocol not in self.continued_protocols:
-            raise ResumeError(
-                "tools_elsewhere", f"Only the program that started the run {run_id} has its tools."
-            )
-        if row.bundle != FORMAT:
-            checkpoints.check_bundle(row.bundle)
-        calls = await store.checkpoints.calls(run_id)
-        for call in calls:
-            if call.call_id in answers and call.is_question:
-                raise ResumeError(
-                    "approval_needed", f"The call {call.call_id} waits for a decision at /approvals."
-                )
-        if answers:
-            await self.calls.answer(run_id, owner, answers, await self.provide_tools())
-        elif calls and not any(call.has_answer for call in calls):
-            waiting = ", ".join(call.call_id for call in calls)
-            raise ResumeError("unknown_call", f"The run {run_id} waits for results of {waiting}.")
-        self.continue_in_background(run_id, owner)
-
-    async def _continue(
-        self, run_id: str, owner: str, provide_tools: Callable[[], Awaitable[Sequence[Provider]]]
-    ) -> None:
-        share = self._continuing_by_owner.get(owner)
-        if share is None:
-            share = asyncio.Semaphore(MAX_CONTINUING - MAX_CONTINUING // RESERVE_ONE_IN)
-            self._continuing_by_owner[owner] = share
-        try:
-            if await self._run_again(run_id, share):
-                return
-            has_answers = True
-            while has_answers and not self._is_draining:
-                async with share, self._continuing:
-                    execution, run = await self.resume(run_id, owner, await provide_tools())
-                    result = await self.run(execution, run)
-                # Continue the run once more if results arrived meanwhile, because a result that arrives while
-                # the run is in progress reaches the guest only at the next continuation.
-                is_suspended = result.error is not None and result.error.code == SUSPENDED
-                has_answers = is_suspended and await self._has_answers(run_id)
-        except ResumeError as error:
-            # Another server was first, or the run was cancelled.
-            logger.info("the run %s was not continued: %s", run_id, error)
-        except HutchError as error:
-            logger.warning("the run %s could not be continued: %s", run_id, error)
-
-    async def _run_again(self, run_id: str, share: asyncio.Semaphore) -> bool:
-        """Continues a run whose code runs again from its beginning. Returns False for other runs."""
-        row = await (await self._open_store()).checkpoints.get(run_id)
-        if row is None or row.bundle != FORMAT:
-            return False
-        if self.runs_again is not None and not await self.runs_again.deliver(run_id):
-            async with share, self._continuing:
-                await self.runs_again.run_again(row)
-        return True
-
-    async def _has_answers(self, run_id: str) -> bool:
-        answers = await (await self._open_store()).checkpoints.answers(run_id)
-        return any(answer is not None for answer in answers.values())
-
-    async def drain(self, seconds: float) -> None:
-        """Continues no further runs in the background, and waits for the runs in progress."""
-        self._is_draining = True
-        if self._background:
-            await asyncio.wait(self._background, timeout=seconds)
-
-    async def continue_answered(self) -> None:
-        """Continues all runs whose calls have results. Needed after a restart, after the death of another
-        server, or if an earlier attempt failed.
-        """
-        if self.provide_tools is None:
-            return
-        store = await self._open_store()
-        bundles = (checkpoints.bundle_digest(), FORMAT)
-        for row in await store.checkpoints.with_answers(bundles, self.continued_protocols):
-            self.continue_in_background(row.run_id, row.owner)
+    async def _continue(self, run_id: str, owner: str, providers: Sequence[Provider]) -> Result:
+        execution, run = await self.resume(run_id, owner, providers)
+        return await self.run(execution, run)
 
     async def state(self, run_id: str) -> str | None:
         """Returns the state of a stored run; None if there is no such run."""
@@ -473,10 +347,7 @@ class SuspendedRuns:
         return run_id
 
     async def close(self) -> None:
-        self._is_draining = True
-        for task in self._background:
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        await self.background.close()
         await self._holds.close()
 
 

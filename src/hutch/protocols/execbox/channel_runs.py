@@ -90,7 +90,7 @@ class ChannelRuns:
         if row.owner != owner:
             raise ResumeError("unknown_call", "There is no pending call with this token.")
         run_id = await self._runs.calls.resolve(token, answers["call"])
-        await self._runs.continue_answered_run(run_id)
+        await self._runs.background.start_answered_run(run_id)
         return Result(ok=True, result=run_id, result_json=encode_value(run_id), run_id=run.id)
 
 

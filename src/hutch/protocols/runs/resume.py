@@ -65,7 +65,7 @@ class ResumeHandlers:
         await self._runs.calls.find(token)
         answer = await _answer_of_body(await self._body.read_object(request))
         run_id = await self._runs.calls.resolve(token, answer)
-        await self._runs.continue_answered_run(run_id)
+        await self._runs.background.start_answered_run(run_id)
         return JsonBody({"ok": True})
 
     async def resume(self, context: RequestContext, run_id: str, owner: str) -> Response:
@@ -77,7 +77,7 @@ class ResumeHandlers:
             raise ApiError("invalid_request", f"body: {error}") from None
         results = {call_id: await decoded_answer(value) for call_id, value in parsed.results.items()}
         answers = with_errors(results, parsed.errors)
-        await self._runs.continue_with(run_id, owner, answers)
+        await self._runs.background.continue_with(run_id, owner, answers)
         if query_flag(context.query, "wait"):
             waiting = self._runs.ends.wait(run_id, owner, [], lambda: self._access.is_draining)
             result = await cancel_on_disconnect(context.request.receive, waiting, self._access)

@@ -153,7 +153,7 @@ class RunHandlers:
         if found.row is not None:
             modes = replay_modes(found.row, await self._catalog.content(found.row))
             if found.row.outcome == SUSPENDED:
-                is_ours = await self._suspended_runs.is_continued_here(found.row.run_id)
+                is_ours = await self._suspended_runs.background.is_continued_here(found.row.run_id)
                 detail["tools_elsewhere"] = not is_ours
         else:
             modes = {"same": False, "recorded": False, "reason": "This run has not ended yet."}

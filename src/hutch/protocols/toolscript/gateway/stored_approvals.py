@@ -186,13 +186,13 @@ class StoredApprovals:
                 asked.task.cancel()
         for stored in questions.values():
             await self._take_over(stored)
-        await self._runs.continue_answered()
+        await self._runs.background.start_answered_runs()
 
     async def recover(self, run_id: str) -> None:
         """Takes over the questions of one run, and recovers the run. Raises HutchError."""
         for stored in await self._runs.calls.questions(run_id):
             await self._take_over(stored)
-        await self._runs.recover(run_id)
+        await self._runs.background.recover(run_id)
 
     async def _take_over(self, stored: Question) -> None:
         asked = self._asked.get(stored.call_id)
@@ -260,7 +260,7 @@ class StoredApprovals:
             return
         finally:
             self._runs.calls.abandon(call_id)
-        self._runs.continue_in_background(run_id, owner)
+        self._runs.background.start(run_id, owner)
 
     async def _answer(self, run_id: str, asked: StoredQuestion, decided: ApprovalAnswer) -> Answer:
         if decided.decision == "deny":
