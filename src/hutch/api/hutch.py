@@ -254,14 +254,14 @@ class Hutch:
         suspended_runs = await self._opened()
         answers = await answers_of(results, errors)
         providers = providers_of(tools)
-        run_id = await suspended_runs.unseal(run, owner) if isinstance(run, bytes) else run
+        run_id = await suspended_runs.sealed.add(run, owner) if isinstance(run, bytes) else run
         if answers:
             await suspended_runs.calls.answer(run_id, owner, answers, providers)
         execution, handle = await suspended_runs.resume(run_id, owner, providers)
         return Run(partial(suspended_runs.run, execution), handle, partial(self._seal, owner))
 
     async def _seal(self, owner: str, run_id: str) -> bytes:
-        return await (await self._opened()).seal(run_id, owner)
+        return await (await self._opened()).sealed.seal(run_id, owner)
 
     async def resolve(self, token: str, value: Any = None, *, error: str | None = None) -> str:
         """Delivers the result or the error of a call whose tool returned `Deferred(token)`.

@@ -140,7 +140,7 @@ async def test_checkpoint_of_another_bundle_or_a_past_one_is_refused(
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints, "bundle_digest", lambda: "0" * 64)
         assert await refusal(second, blob) == "checkpoint_incompatible"
-    monkeypatch.setattr("hutch.kernel.durable.suspended_runs.now", lambda **_: "9999-01-01T00:00:00Z")
+    monkeypatch.setattr("hutch.kernel.durable.sealed_run.now", lambda **_: "9999-01-01T00:00:00Z")
     assert await refusal(second, blob) == "checkpoint_expired"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from functools import cache
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,11 +15,14 @@ from hutch.sandbox.deno_binary import BUNDLE_FOLDER
 from hutch.session.limits import Limits
 from hutch.session.suspension import SavedSession
 
+if TYPE_CHECKING:
+    from hutch.store.tables.durable.checkpoints import CheckpointRow
+
 # Files of the guest bundle that determine what a VM's memory means.
 _BUNDLE_FILES = ("quickjs.wasm", "image.bin", "image.json")
 
-
 CLIENT_TOOLS = "client"
+"""Protocol in the store of a run with the tools of a client; see `Checkpoint.stored_protocol`."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,3 +122,13 @@ def check_bundle(digest: str) -> None:
             "checkpoint_incompatible",
             "The run was suspended by another version of Hutch, and only that version can continue it.",
         )
+
+
+def check_client_tools(row: CheckpointRow) -> None:
+    """Raises ResumeError unless the run was started by a client with its own tools."""
+    if row.protocol != CLIENT_TOOLS:
+        message = (
+            f"The run {row.run_id} was not started by hutch.connect. Continue a run of a server with"
+            f" POST /runs/{row.run_id}/resume, and a run of hutch.Hutch with Hutch.resume."
+        )
+        raise ResumeError("tools_elsewhere", message)

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from hutch.errors import ResumeError, VaultError
+from hutch.kernel.durable import checkpoint as checkpoints
+from hutch.kernel.durable.calls.pending_calls import MAX_BYTES_OF_RUN
+from hutch.kernel.durable.checkpoint_storage import CheckpointStorage
+from hutch.kernel.durable.resume_errors import expired, not_found
+from hutch.kernel.durable.run_ends import RunEnds
+from hutch.store.models import now
 from hutch.store.tables.durable.checkpoints import CheckpointRow
 from hutch.vault import crypto
+
+if TYPE_CHECKING:
+    from hutch.settings import Settings
+    from hutch.store.store import Store
 
 MAGIC = b"hutch-run-2:"
 _CONTEXT = "sealed run"
@@ -28,6 +40,67 @@ class SealedRun(msgspec.Struct, frozen=True, kw_only=True):
     """Parts of an encoded `Checkpoint`."""
     answers: dict[str, bytes]
     """Results that the guest has not received yet, encoded by `encode_answer`, by call id."""
+
+
+class SealedRuns:
+    """Makes sealed copies of the suspended runs of one store, and adds sealed runs to it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        storage: CheckpointStorage,
+        ends: RunEnds,
+        open_store: Callable[[], Awaitable[Store]],
+    ) -> None:
+        self._settings = settings
+        self._checkpoints = storage
+        self._ends = ends
+        self._open_store = open_store
+
+    async def seal(self, run_id: str, owner: str) -> bytes:
+        """Returns a suspended run as sealed bytes. Raises ResumeError and VaultError."""
+        store = await self._open_store()
+        row = await store.checkpoints.get(run_id)
+        if row is None or row.owner != owner or row.state != "suspended":
+            raise await self._ends.refusal(store, run_id, owner)
+        answers = await store.checkpoints.answers(run_id)
+        sealed = SealedRun(
+            row=row,
+            state=await store.checkpoints.state(row),
+            answers={call_id: data for call_id, data in answers.items() if data is not None},
+        )
+        return await seal(sealed, self._settings.home_path)
+
+    async def add(self, data: bytes, owner: str, *, needs_client_tools: bool = False) -> str:
+        """Adds a sealed run to the store unless the store already has it. Returns its id. With
+        `needs_client_tools`, refuses runs that were not started by a client with its own tools. Raises
+        ResumeError and VaultError.
+        """
+        sealed = await unseal(data, self._settings.home_path, self._checkpoints.max_bytes)
+        row, run_id = sealed.row, sealed.row.run_id
+        if row.owner != owner:
+            raise not_found(run_id)
+        if needs_client_tools:
+            checkpoints.check_client_tools(row)
+        if row.expires_at < now():
+            raise expired(row)
+        checkpoints.check_bundle(row.bundle)
+        store = await self._open_store()
+        stored = await store.checkpoints.get(run_id)
+        if stored is None:
+            await self._checkpoints.insert(
+                store, await self._checkpoints.decode(sealed.state), sealed.state, None
+            )
+            stored = await store.checkpoints.get(run_id)
+        if stored is None or stored.owner != owner:
+            raise not_found(run_id)
+        if stored.state != "ended" and stored.generation != row.generation:
+            raise ResumeError(
+                "checkpoint_superseded", f"The run {run_id} has continued since this checkpoint was taken."
+            )
+        # Results that are already in the store stay unchanged.
+        await store.checkpoints.answer(run_id, sealed.answers, MAX_BYTES_OF_RUN)
+        return run_id
 
 
 async def seal(run: SealedRun, home: Path) -> bytes:

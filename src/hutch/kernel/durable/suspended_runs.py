@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -16,15 +15,15 @@ from hutch.errors import (
 )
 from hutch.kernel.durable import checkpoint as checkpoints
 from hutch.kernel.durable.background_runs import BackgroundRuns
-from hutch.kernel.durable.calls.pending_calls import MAX_BYTES_OF_RUN, PendingCalls
+from hutch.kernel.durable.calls.pending_calls import PendingCalls
 from hutch.kernel.durable.checkpoint import Checkpoint
 from hutch.kernel.durable.checkpoint_storage import CheckpointStorage
 from hutch.kernel.durable.earlier_record import approval_waits, recorded_part
 from hutch.kernel.durable.holds import HOLD_SECONDS, Holds
 from hutch.kernel.durable.replayed_runs import ReplayedRuns
-from hutch.kernel.durable.resume_errors import LOST_CLIENT, cancelled, expired, not_found
+from hutch.kernel.durable.resume_errors import LOST_CLIENT, cancelled, not_found
 from hutch.kernel.durable.run_ends import RunEnds
-from hutch.kernel.durable.sealed_run import SealedRun, seal, unseal
+from hutch.kernel.durable.sealed_run import SealedRuns
 from hutch.kernel.execution import Execution
 from hutch.kernel.fair_use import DAY_SECONDS
 from hutch.sandbox.runner.profile import profile_for
@@ -39,9 +38,6 @@ if TYPE_CHECKING:
     from hutch.kernel.state_memory import StateCharge
     from hutch.settings import Settings
     from hutch.store.store import Store
-    from hutch.store.tables.durable.checkpoints import CheckpointRow
-
-logger = logging.getLogger("hutch.runs")
 
 
 class SavedRun(NamedTuple):
@@ -66,6 +62,7 @@ class SuspendedRuns:
         self.calls = PendingCalls(self._holds, open_store, settings)
         self.ends = RunEnds(settings, self._holds, open_store)
         self.replayed = ReplayedRuns(settings, self._holds, self._checkpoints, open_store)
+        self.sealed = SealedRuns(settings, self._checkpoints, self.ends, open_store)
         self.background = BackgroundRuns(self.calls, self.ends, self._continue, open_store)
         self.on_saved: list[Callable[[SavedRun], None]] = []
         """Called with each run that was stored."""
@@ -297,68 +294,11 @@ class SuspendedRuns:
         row = await (await self._open_store()).checkpoints.get(run_id)
         if row is None or row.owner != owner:
             raise not_found(run_id)
-        _check_client_tools(row)
-
-    # --- sealed copies ---
-
-    async def seal(self, run_id: str, owner: str) -> bytes:
-        """Returns a suspended run as sealed bytes. Raises ResumeError and VaultError."""
-        store = await self._open_store()
-        row = await store.checkpoints.get(run_id)
-        if row is None or row.owner != owner or row.state != "suspended":
-            raise await self.ends.refusal(store, run_id, owner)
-        answers = await store.checkpoints.answers(run_id)
-        sealed = SealedRun(
-            row=row,
-            state=await store.checkpoints.state(row),
-            answers={call_id: data for call_id, data in answers.items() if data is not None},
-        )
-        return await seal(sealed, self._settings.home_path)
-
-    async def unseal(self, data: bytes, owner: str, *, needs_client_tools: bool = False) -> str:
-        """Adds a sealed run to the store unless the store already has it. Returns its id. With
-        `needs_client_tools`, refuses runs that were not started by a client with its own tools. Raises
-        ResumeError and VaultError.
-        """
-        sealed = await unseal(data, self._settings.home_path, self._checkpoints.max_bytes)
-        row, run_id = sealed.row, sealed.row.run_id
-        if row.owner != owner:
-            raise not_found(run_id)
-        if needs_client_tools:
-            _check_client_tools(row)
-        if row.expires_at < now():
-            raise expired(row)
-        checkpoints.check_bundle(row.bundle)
-        store = await self._open_store()
-        stored = await store.checkpoints.get(run_id)
-        if stored is None:
-            await self._checkpoints.insert(
-                store, await self._checkpoints.decode(sealed.state), sealed.state, None
-            )
-            stored = await store.checkpoints.get(run_id)
-        if stored is None or stored.owner != owner:
-            raise not_found(run_id)
-        if stored.state != "ended" and stored.generation != row.generation:
-            raise ResumeError(
-                "checkpoint_superseded", f"The run {run_id} has continued since this checkpoint was taken."
-            )
-        # Results that are already in the store stay unchanged.
-        await store.checkpoints.answer(run_id, sealed.answers, MAX_BYTES_OF_RUN)
-        return run_id
+        checkpoints.check_client_tools(row)
 
     async def close(self) -> None:
         await self.background.close()
         await self._holds.close()
-
-
-def _check_client_tools(row: CheckpointRow) -> None:
-    """Raises ResumeError unless the run was started by a client with its own tools."""
-    if row.protocol != checkpoints.CLIENT_TOOLS:
-        message = (
-            f"The run {row.run_id} was not started by hutch.connect. Continue a run of a server with"
-            f" POST /runs/{row.run_id}/resume, and a run of hutch.Hutch with Hutch.resume."
-        )
-        raise ResumeError("tools_elsewhere", message)
 
 
 def _check_not_cancelled(run: RunHandle) -> None:

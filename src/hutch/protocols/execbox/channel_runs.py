@@ -57,7 +57,7 @@ class ChannelRuns:
                 raise InvalidExecution(
                     "options.files", f"expected the file {SEALED_FILE} instead of the id of a run"
                 )
-            run_id = await runs.unseal(request.files[SEALED_FILE], owner, needs_client_tools=True)
+            run_id = await runs.sealed.add(request.files[SEALED_FILE], owner, needs_client_tools=True)
         await runs.check_has_client_tools(run_id, owner)
         if answers:
             await runs.calls.answer(run_id, owner, answers, request.providers)
@@ -79,7 +79,7 @@ class ChannelRuns:
 
     async def _seal(self, run_id: str, owner: str, run: RunHandle) -> Result:
         await self._runs.check_has_client_tools(run_id, owner)
-        data = await self._runs.seal(run_id, owner)
+        data = await self._runs.sealed.seal(run_id, owner)
         file = File(SEALED_FILE, "application/octet-stream", data)
         return Result(ok=True, result_json=b"null", run_id=run.id, files=[file])
 
