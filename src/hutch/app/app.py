@@ -269,7 +269,7 @@ class App:
             self.storage.store,
         )
         self.suspended_runs.background.runs_again = scripts
-        self.suspended_runs.background.provide_tools = self._gateway_tools
+        self.suspended_runs.background.provide_tools = self.gateway_tools
         self.suspended_runs.background.continued_protocols = durable | {durable_script.PROTOCOL}
 
     def suspend_steps(self) -> SuspendedRuns:
@@ -356,14 +356,14 @@ class App:
 
         return ScriptRunner(self.kernel, Checker(self.settings, self.jail), self.verdict.isolation)
 
-    async def _mcp_tools(self) -> tuple[list[Provider], dict[str, str]]:
+    async def mcp_tools(self) -> tuple[list[Provider], dict[str, str]]:
         """Returns the tools of all MCP servers that are configured, and the names of the servers that are not
         connected. The reason for each such server is an empty text, because only the operator may see the
         reason.
         """
         from hutch.protocols.toolscript.providers import unavailable_servers
 
-        return await self._gateway_tools(), dict.fromkeys(unavailable_servers(self.gateway), "")
+        return await self.gateway_tools(), dict.fromkeys(unavailable_servers(self.gateway), "")
 
     async def _check_execution(self, execution: Execution) -> ExecutionError | None:
         from hutch.protocols.toolscript.code_check import check_code
@@ -395,105 +395,18 @@ class App:
         `setting_sources` maps each setting that does not have its default value to the place where it was
         set.
         """
-        from starlette.applications import Starlette
-        from starlette.exceptions import HTTPException
-
-        from hutch.app import openapi
-        from hutch.console import routes as console
-        from hutch.console.tool_catalog import ToolCatalogServices
+        from hutch.app.routes import web_app
         from hutch.egress import policy
-        from hutch.http import health, responses
-        from hutch.http.endpoint import public_json_route
         from hutch.http.middleware.cors import Cors
         from hutch.http.middleware.run_headers import RunIdHeaders, note_run
-        from hutch.protocols.abilities import routes as abilities
-        from hutch.protocols.abilities.queued_ability import QueuedAbility
-        from hutch.protocols.execbox import routes as execbox
         from hutch.protocols.mcp.http import McpEndpoint
-        from hutch.protocols.queue import routes as queue
-        from hutch.protocols.rep.runtime import lease
-        from hutch.protocols.rep.server import routes as rep
-        from hutch.protocols.rep.server.queued_flow import QueuedFlow
-        from hutch.protocols.runs import routes as runs
-        from hutch.protocols.toolscript.gateway import routes as toolscript
-        from hutch.protocols.toolscript.queued_script import QueuedScript
-        from hutch.protocols.tpmjs import routes as tpmjs
-        from hutch.protocols.tpmjs.health_check import listed_tools
-        from hutch.protocols.tpmjs.queued_tool import QueuedTool
 
         policy.check_settings(self.settings)
-
         self._mcp = McpEndpoint(self, access, services=self.storage)
         self._sampling = asyncio.create_task(self.load_history.sample_forever())
-        shown = console.ConsoleServices(
-            settings=self.settings,
-            setting_sources=setting_sources or {},
-            verdict=self.verdict,
-            load=self.load_history,
-            storage=self.storage,
-            catalog=ToolCatalogServices(
-                packages=lambda: self.packages,
-                listed_tools=listed_tools,
-                count_spares=lambda package: self.pool.count_warm(str(package.tree)),
-                storage=self.storage,
-            ),
-            fair_use=self.kernel.fair_use,
-            check_code=self._check_code,
-        )
         if self.storage.stores_runs:
             self.store_approvals()
-        flow_handlers = rep.FlowHandlers(self.flows, access, self.kernel.fair_use)
-        for handler in (
-            QueuedTool(self.tools),
-            QueuedScript(
-                lambda: self.scripts,
-                lambda: self.script_gateway,
-                self.settings.max_code_bytes,
-                lambda: self.durable_scripts,
-            ),
-            QueuedAbility(self.storage.store, self.storage.abilities),
-            QueuedFlow(self.flows, flow_handlers.starter, self.kernel.fair_use),
-        ):
-            self.queue.add_handler(handler)
-        web = Starlette(
-            routes=[
-                *health.routes(self, access),
-                public_json_route("/openapi.json", openapi.document(self.settings), access),
-                *console.routes(shown, access),
-                *execbox.routes(
-                    self.kernel, access, self._mcp_tools, self.suspended_runs, self.sessions, self.queue
-                ),
-                *toolscript.routes(self.gateway, access, self.settings),
-                *self._mcp.routes(),
-                *abilities.routes(self.storage, access),
-                *rep.routes(flow_handlers, access),
-                *runs.routes(
-                    self.kernel,
-                    self.storage.store,
-                    flow_handlers,
-                    lease.run_state,
-                    self._gateway_tools,
-                    access,
-                    self.suspended_runs,
-                    self.queue,
-                ),
-                *queue.routes(self.queue, access, self.settings),
-                *tpmjs.routes(
-                    self.tools,
-                    access,
-                    self.settings,
-                    self.verdict,
-                    self.verdict.deno,
-                    self.queue if self.storage.can_store else None,
-                ),
-            ],
-            exception_handlers={
-                HTTPException: responses.on_http_exception,
-                Exception: responses.on_internal_error,
-            },
-        )
-        web.router.default = responses.not_found_app
-        web.router.redirect_slashes = False
+        web = web_app(self, self._mcp, access, setting_sources or {})
         self.kernel.on_begin.append(note_run)
         return Cors(self._traced(RunIdHeaders(web)))
 
@@ -504,7 +417,7 @@ class App:
 
         return TraceHeaders(web)
 
-    async def _check_code(self, code: str) -> list[ScriptProblem]:
+    async def check_code(self, code: str) -> list[ScriptProblem]:
         declarations = await self.script_gateway.declarations()
         return await self.scripts.checker.check(code, declarations, strict=self.settings.script_strict)
 
@@ -543,7 +456,7 @@ class App:
             found["cluster"] = self.front.problem
         return {name: reason for name, reason in found.items() if reason is not None}
 
-    async def _gateway_tools(self) -> list[Provider]:
+    async def gateway_tools(self) -> list[Provider]:
         from hutch.protocols.toolscript.providers import tool_providers
 
         return tool_providers(await self.gateway.catalog(), self.gateway)
