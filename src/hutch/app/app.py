@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hutch.app.jail_uplinks import JailUplinks
 from hutch.app.storage import Storage
-from hutch.errors import HutchError
 from hutch.kernel.content import RecordLevels
 from hutch.kernel.kernel import Kernel
 from hutch.kernel.metrics import RunCounters
@@ -30,6 +29,7 @@ from hutch.telemetry.tracer import open_tracer
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+    from hutch.app.suspension import SuspendedRunsTask
     from hutch.cluster.front import Front
     from hutch.console.load_history import LoadHistory
     from hutch.errors import ExecutionError
@@ -58,9 +58,6 @@ if TYPE_CHECKING:
     from hutch.telemetry.tracer import Tracer
 
 logger = logging.getLogger("hutch")
-
-SUSPENDED_RUNS_SECONDS = 10.0
-"""Interval of `continue_suspended_runs`. Other servers may change the stored runs at any time."""
 
 
 class App:
@@ -91,8 +88,7 @@ class App:
         """Toolscripts that are stored while they wait for approvals. None if they wait in memory."""
         self._indexing: asyncio.Task[None] | None = None
         self._sampling: asyncio.Task[None] | None = None
-        self._ending: asyncio.Task[None] | None = None
-        self._watching_memory: asyncio.Task[None] | None = None
+        self._continuing: SuspendedRunsTask | None = None
         self.front: Front | None = None
         """Connection to the workers of the cluster, if this server belongs to a cluster."""
         self._uplinks = JailUplinks(self.egress)
@@ -283,47 +279,19 @@ class App:
         return self.suspended_runs
 
     def _suspend_for_approvals(self, protocols: frozenset[str]) -> StoredApprovals:
-        from hutch.protocols.toolscript.gateway.stored_approvals import StoredApprovals
+        from hutch.app.suspension import suspend_for_approvals
 
-        gateway, runs, active = self.gateway, self.suspended_runs, self.kernel.active
-
-        async def call_tool(server: str, tool: str, arguments: dict[str, Any], run_id: str) -> Any:
-            return await gateway.call(server, tool, arguments, run=run_id, is_approved=True)
-
-        def may_suspend(run_id: str) -> bool:
-            execution = active[run_id][0] if run_id in active else None
-            if execution is None or execution.turn is not None or execution.asks_client:
-                return False
-            return execution.protocol in protocols
-
-        stored = StoredApprovals(gateway.approvals, runs, call_tool, may_suspend)
-        gateway.stored_approvals = stored
-        return stored
+        return suspend_for_approvals(self.gateway, self.suspended_runs, self.kernel, protocols)
 
     async def continue_suspended_runs(self) -> None:
         """Asks for the approvals of stored runs again, continues runs whose calls have a result, and ends
         runs that cannot be continued. Repeats this every few seconds, because other servers may use the
         store.
         """
-        from hutch.kernel.durable.memory_pressure import MemoryPressure
+        from hutch.app.suspension import SuspendedRunsTask
 
-        await self._continue_suspended_runs()
-        self._ending = asyncio.create_task(self._keep_continuing_runs())
-        self._watching_memory = asyncio.create_task(MemoryPressure(self.kernel).watch())
-
-    async def _continue_suspended_runs(self) -> None:
-        stored = self.gateway.stored_approvals
-        try:
-            await self.suspended_runs.ends.end_interrupted()
-            if stored is not None:
-                await stored.synchronize()
-        except HutchError as error:
-            logger.warning("the suspended runs cannot be continued: %s", error)
-
-    async def _keep_continuing_runs(self) -> None:
-        while True:
-            await asyncio.sleep(SUSPENDED_RUNS_SECONDS)
-            await self._continue_suspended_runs()
+        self._continuing = SuspendedRunsTask(self.gateway, self.suspended_runs, self.kernel)
+        await self._continuing.start()
 
     def start_gateway(self) -> None:
         """Starts to connect to the MCP servers and to index their tools, without waiting. With `mcp_eager`
@@ -497,9 +465,11 @@ class App:
                 stack.push_async_callback(self.gateway.stored_approvals.close)
             if "mcp_servers" in built:
                 stack.push_async_callback(self.mcp_servers.close)
-            for task in (self._indexing, self._sampling, self._ending, self._watching_memory):
+            for task in (self._indexing, self._sampling):
                 if task is not None:
                     stack.push_async_callback(_cancel, task)
+            if self._continuing is not None:
+                stack.push_async_callback(self._continuing.close)
             stack.push_async_callback(self.pool.close)
             if self.front is not None:
                 stack.push_async_callback(self.front.close)
