@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -35,23 +34,6 @@ CODE = """
     return `${issues.length} and ${created.number}`;
 """
 ARGUMENTS = {"code": CODE, "language": "javascript"}
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("home")
-
-
-@pytest.fixture(scope="module")
-async def server(anyio_backend: object, home: Path) -> AsyncIterator[DurableServer]:
-    async with serving(home) as server:
-        yield server
-
-
-@pytest.fixture
-def calls(server: DurableServer) -> list[Any]:
-    server.upstream.calls.clear()
-    return server.upstream.calls
 
 
 async def call(client: Client, **more: Any) -> CallToolResult | InputRequiredResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,23 +34,6 @@ RESULT = "1 and 7\n\nstdout:\nlisted\n\n(2 tool calls)"
 def intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hutch.protocols.toolscript.durable.durable_scripts.POLL_SECONDS", 0.1)
     monkeypatch.setattr("hutch.kernel.durable.calls.call_replay.DIVERGENCE_SECONDS", 0.3)
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("home")
-
-
-@pytest.fixture(scope="module")
-async def server(anyio_backend: object, home: Path) -> AsyncIterator[DurableServer]:
-    async with serving(home) as server:
-        yield server
-
-
-@pytest.fixture
-def calls(server: DurableServer) -> list[Any]:
-    server.upstream.calls.clear()
-    return server.upstream.calls
 
 
 async def run(client: Client, code: str = SCRIPT, **more: Any) -> CallToolResult:
