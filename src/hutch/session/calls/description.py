@@ -10,7 +10,7 @@ from hutch.errors import Suspend
 from hutch.session.extensions.messages import SuspendedCall
 from hutch.session.json_value import well_formed
 from hutch.session.messages import ToolCall, ToolResult, WireError, encode
-from hutch.session.run import PendingCall, ToolCallStarted
+from hutch.session.run import PendingCall
 from hutch.session.tools.provider import MAX_MESSAGE_CHARS, Provider
 from hutch.text import cut
 
@@ -49,16 +49,6 @@ def is_oversized(call: ToolCall) -> bool:
 def is_idempotent(call: ToolCall, provider: Provider) -> bool:
     tool = provider.tools.get(call.safe_tool_name)
     return tool is not None and tool.idempotent and call.stream is not True
-
-
-def started_event(call: ToolCall) -> ToolCallStarted:
-    return ToolCallStarted(
-        call_id=run_call_id(call),
-        provider=call.provider_name,
-        tool=call.safe_tool_name,
-        line=line_of(call),
-        input_json=call.input,
-    )
 
 
 def deferred_call(call: ToolCall, suspend: Suspend, began: float, start_ms: float) -> PendingCall:

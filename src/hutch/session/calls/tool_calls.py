@@ -9,9 +9,10 @@ from functools import partial
 from time import monotonic, time
 from typing import TYPE_CHECKING
 
-from msgspec import UNSET, Raw
+from msgspec import Raw
 
 from hutch.errors import Suspend, ToolError, wire_code
+from hutch.session.calls.call_events import report_end, report_start
 from hutch.session.calls.description import (
     deferred_call,
     is_idempotent,
@@ -22,14 +23,12 @@ from hutch.session.calls.description import (
     running_call,
     shown,
     shown_name,
-    started_event,
     suspended_line,
 )
 from hutch.session.calls.file_tasks import FileCallTasks
 from hutch.session.calls.link import SessionLink
 from hutch.session.calls.reports import CallReports
 from hutch.session.calls.suspension_replies import SuspensionReplies
-from hutch.session.events.timeline import RunTimeline
 from hutch.session.files import calls as file_calls
 from hutch.session.files.calls import FileCalls
 from hutch.session.json_value import NotJsonSafe, decode_value
@@ -41,7 +40,6 @@ from hutch.session.run import (
     Listener,
     PendingCall,
     RunEvent,
-    ToolCallEnded,
     ToolProgress,
     to_milliseconds,
 )
@@ -296,7 +294,7 @@ class ToolCalls:
                 CallRecord.of(*names, ok, elapsed, start_ms=call.start_ms, line=call.line, code=code or None)
             )
         if self._listeners:
-            self._emit_end(call_id, elapsed, result if ok else None, code, message)
+            report_end(self._listeners, call_id, elapsed, result if ok else None, code, message)
 
     def refuse_pending(self, reason: str) -> None:
         """Fails all pending calls, because the run cannot be suspended."""
@@ -351,7 +349,7 @@ class ToolCalls:
             trace = trace if provider.is_internal else trace.child()
             current.set(trace)
         if self._listeners and not is_repeated:
-            self._emit_start(call)
+            report_start(self._listeners, call)
         try:
             if self._link.writable is not None:
                 await self._link.writable()
@@ -412,7 +410,8 @@ class ToolCalls:
             # A call that is cancelled because the run has ended emits no event, because the last event of the
             # run was emitted before.
             if self._listeners and not self._has_ended and not is_pending:
-                self._emit_end(run_call_id(call), elapsed, result if ok else None, code, message)
+                output = result if ok else None
+                report_end(self._listeners, run_call_id(call), elapsed, output, code, message)
 
     async def _invoke(self, call: ToolCall, provider: Provider) -> bytes:
         text = bytes(call.input)
@@ -461,37 +460,6 @@ class ToolCalls:
 
     def _emit(self, event: RunEvent) -> None:
         for listener in self._listeners:
-            listener(event)
-
-    def _emit_start(self, call: ToolCall) -> None:
-        event = None
-        for listener in self._listeners:
-            if isinstance(listener, RunTimeline):
-                # Do not create an event for the timeline. Recorded runs usually have no other listener, and
-                # the events take more time than the timeline's entry.
-                names = call.provider_name, call.safe_tool_name
-                listener.start_call(run_call_id(call), *names, line_of(call), call.input)
-                continue
-            if event is None:
-                event = started_event(call)
-            listener(event)
-
-    def _emit_end(self, call_id: str, seconds: float, result: bytes | None, code: str, message: str) -> None:
-        event = None
-        duration_ms = to_milliseconds(seconds)
-        for listener in self._listeners:
-            if isinstance(listener, RunTimeline):
-                listener.end_call(call_id, result is not None, duration_ms, result, code, message)
-                continue
-            if event is None:
-                event = ToolCallEnded(
-                    call_id=call_id,
-                    ok=result is not None,
-                    duration_ms=duration_ms,
-                    code=code or UNSET,
-                    message=message or UNSET,
-                    output_json=UNSET if result is None else Raw(result),
-                )
             listener(event)
 
     def report_progress(self, call_id: str, value: Callable[[], bytes]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from hutch.session.calls.call_events import CallListener
 from hutch.session.run import (
     PendingCall,
     RunClock,
@@ -64,7 +65,7 @@ class RecordedPart(msgspec.Struct, frozen=True):
     logs: list[RecordedLog] = []
 
 
-class RunTimeline:
+class RunTimeline(CallListener):
     """Listener that collects the log lines and tool calls of a run with their times."""
 
     def __init__(self, clock: RunClock, max_bytes: int, *, keeps_values: bool = True) -> None:
@@ -139,7 +140,6 @@ class RunTimeline:
         code: str,
         message: str,
     ) -> None:
-        """Completes a call. `code` and `message` are empty if it did not fail."""
         call = self.calls.get(call_id)
         if call is None:
             return
