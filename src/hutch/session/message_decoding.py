@@ -12,11 +12,11 @@ from msgspec import UNSET, Raw, UnsetType
 from hutch.errors import ProtocolError
 from hutch.session.extensions.messages import (
     FilePart,
+    PendingCallMessage,
     Resumed,
     Stored,
     SuspendRefused,
     SuspendRequest,
-    WaitingCall,
 )
 from hutch.session.json_value import (
     MAX_DEPTH,
@@ -279,7 +279,7 @@ _FIELDS: dict[Any, dict[str, str]] = {
     kind.__struct_config__.tag: dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
     for kind in (
         *(Execute, Cancel, ToolResult, ToolItem, Started, ToolCall, Log, Done, Memory, Suspended),
-        *(FilePart, SuspendRequest, SuspendRefused, Resumed, Stored, WaitingCall),
+        *(FilePart, SuspendRequest, SuspendRefused, Resumed, Stored, PendingCallMessage),
     )
 }
 _NAMES = {"type": "type"} | {field: name for names in _FIELDS.values() for field, name in names.items()}

@@ -10,7 +10,7 @@ from msgspec import UNSET
 from hutch.errors import ProtocolError
 from hutch.session.channels.peer import BACKSTOP_SECONDS, RUNNER_CODES, START_TIMEOUT_SECONDS, Peer
 from hutch.session.channels.stream import Channel
-from hutch.session.extensions.messages import FilePart, WaitingCall
+from hutch.session.extensions.messages import FilePart, PendingCallMessage
 from hutch.session.host import Session
 from hutch.session.limits import Limits
 from hutch.session.message_decoding import decode_from_runner, decode_from_server
@@ -208,4 +208,4 @@ def _ignored_bytes(message: ServerMessage, size: int) -> int:
     if isinstance(message, Memory | FilePart):
         # Base64 has four characters for three bytes of data.
         return size - len(message.data) * 4 // 3
-    return 0 if isinstance(message, Done | Log | Suspended | WaitingCall) else size
+    return 0 if isinstance(message, Done | Log | Suspended | PendingCallMessage) else size

@@ -36,8 +36,8 @@ from hutch.session.extensions.server_side import (
     NO_EXTENSIONS,
     ChannelExtensions,
     file_parts,
+    pending_call_messages,
     suspend_error,
-    waiting_calls,
 )
 from hutch.session.host import TIMED_OUT
 from hutch.session.inputs import decode_inputs
@@ -333,7 +333,7 @@ class ChannelServer:
             )
             result = await self._run(request)
             if result.pending_calls and extensions.durable:
-                await self._send_all(waiting_calls(message.id, result.pending_calls))
+                await self._send_all(pending_call_messages(message.id, result.pending_calls))
             if result.files and (extensions.files is not None or is_resumed):
                 await self._send_all(file_parts(message.id, result.files))
             await self._channel.writable()

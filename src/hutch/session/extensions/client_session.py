@@ -16,12 +16,12 @@ from hutch.session.channels.peer import START_TIMEOUT_SECONDS
 from hutch.session.extensions.messages import (
     FILE_PART_BYTES,
     FilePart,
+    PendingCallMessage,
     Resumed,
     ResumeRequest,
     Stored,
     SuspendRefused,
     SuspendRequest,
-    WaitingCall,
 )
 from hutch.session.files.model import File, InputFiles, name_problem
 from hutch.session.host import Session
@@ -113,7 +113,7 @@ class ClientSession(Session):
     # --- messages of the server ---
 
     def receive(self, message: ServerMessage) -> bool:
-        if not isinstance(message, FilePart | WaitingCall | Resumed | SuspendRefused | Stored):
+        if not isinstance(message, FilePart | PendingCallMessage | Resumed | SuspendRefused | Stored):
             return super().receive(message)
         if message.id != self.id or self._has_ended:
             return False
@@ -122,7 +122,7 @@ class ClientSession(Session):
                 is_valid = self._add_part(message)
                 self._await_end()
                 return is_valid
-            case WaitingCall():
+            case PendingCallMessage():
                 self._await_end()
                 return self._add_waiting(message)
             case Resumed():
@@ -181,7 +181,7 @@ class ClientSession(Session):
         self._received[-1].data += part.data
         return True
 
-    def _add_waiting(self, call: WaitingCall) -> bool:
+    def _add_waiting(self, call: PendingCallMessage) -> bool:
         if self._waiting is None:
             self._waiting = []
         size = memoryview(call.input).nbytes

@@ -86,7 +86,7 @@ class Stored(msgspec.Struct, frozen=True, tag="stored", tag_field="type"):
     """Ids of the calls in the run."""
 
 
-class WaitingCall(
+class PendingCallMessage(
     msgspec.Struct, frozen=True, kw_only=True, tag="pending_call", tag_field="type", rename="camel"
 ):
     """A call that a suspended run waits for. Sent before its `done`."""
@@ -106,4 +106,4 @@ class WaitingCall(
 
 
 HostExtensionMessage = FilePart | SuspendRequest
-ServerExtensionMessage = FilePart | SuspendRefused | Resumed | Stored | WaitingCall
+ServerExtensionMessage = FilePart | SuspendRefused | Resumed | Stored | PendingCallMessage

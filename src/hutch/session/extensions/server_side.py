@@ -13,8 +13,8 @@ from hutch.session.extensions.messages import (
     FILE_PART_BYTES,
     MAX_TOKEN_CHARS,
     FilePart,
+    PendingCallMessage,
     SuspendedCall,
-    WaitingCall,
 )
 from hutch.session.files.model import File, FileLimits
 from hutch.session.run import PendingCall
@@ -47,10 +47,10 @@ def file_parts(id: str, files: Sequence[File]) -> Iterator[FilePart]:
             yield FilePart(id=id, data=file.data[start : start + FILE_PART_BYTES])
 
 
-def waiting_calls(id: str, calls: Sequence[PendingCall]) -> Iterator[WaitingCall]:
+def pending_call_messages(id: str, calls: Sequence[PendingCall]) -> Iterator[PendingCallMessage]:
     """Yields the messages with the pending calls of a suspended run."""
     for call in calls:
-        yield WaitingCall(
+        yield PendingCallMessage(
             id=id,
             call_id=call.call_id,
             provider_name=call.provider,
