@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from hutch.errors import ExecutionError, HutchError, ResumeError
 from hutch.kernel.durable.suspended_runs import SuspendedRuns
 from hutch.queue.attempt import Attempt
@@ -29,12 +31,7 @@ async def continue_suspended(attempt: Attempt, runs: SuspendedRuns) -> Result | 
 
 async def wait_suspended(attempt: Attempt, runs: SuspendedRuns) -> Result:
     """Waits for the end of a suspended run, on this server or on another one. Raises RunReleased."""
-
-    async def cancel() -> None:
-        if not await runs.ends.cancel(attempt.run_id, attempt.row.owner):
-            await runs.ends.request_cancel(attempt.run_id, attempt.row.owner)
-
-    attempt.on_cancel = cancel
+    attempt.on_cancel = partial(runs.ends.stop, attempt.run_id, attempt.row.owner)
     attempt.park()
     try:
         result = await runs.ends.wait(

@@ -146,6 +146,11 @@ class RunEnds:
         """
         return await (await self._open_store()).checkpoints.request_cancel(run_id, owner)
 
+    async def stop(self, run_id: str, owner: str) -> None:
+        """Ends a suspended run, or requests its cancellation if a process continues it."""
+        if not await self.cancel(run_id, owner):
+            await self.request_cancel(run_id, owner)
+
     async def forget(self, run_id: str, owner: str) -> None:
         """Deletes a run that is suspended or has ended, and its result."""
         await self.cancel(run_id, owner)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -11,6 +11,7 @@ from hutch.http.errors import ApiError
 from hutch.protocols.toolscript.checker.checker import SCRIPT, Script
 from hutch.protocols.toolscript.checker.diagnostics import InvalidScript
 from hutch.protocols.toolscript.durable.durable_scripts import DurableScripts
+from hutch.protocols.toolscript.durable.stored_script import Output
 from hutch.protocols.toolscript.execute import (
     FAILURE_EXIT_CODE,
     ScriptGateway,
@@ -23,8 +24,6 @@ from hutch.queue.suspended_attempt import continue_suspended, wait_suspended
 from hutch.session.run import Result, ScriptOutput
 
 PROTOCOL = "toolscript"
-MAX_OUTPUT_BYTES = 256 * 1024
-"""Maximum size of each of stdout and stderr in a result. The rest is left out."""
 
 
 class ScriptBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,11 +79,7 @@ class QueuedScript:
                 return _continued(attempt, continued)
             await durable.forget_calls(attempt.run_id, attempt.row.owner)
         body = msgspec.json.decode(attempt.request, type=ScriptBody)
-        output = {"stdout": bytearray(), "stderr": bytearray()}
-
-        def on_output(stream: Literal["stdout", "stderr"], data: bytes) -> None:
-            output[stream] += data[: MAX_OUTPUT_BYTES - len(output[stream])]
-
+        output = Output()
         request = ScriptRequest(
             script=Script(body.code, SCRIPT if body.name is None else f"{body.name}.ts"),
             args=tuple(body.args),
@@ -92,7 +87,7 @@ class QueuedScript:
             check=body.check,
             owner=attempt.row.owner,
             run_id=attempt.run_id,
-            on_output=on_output,
+            on_output=output.add,
             preparation=attempt,
         )
         try:
@@ -108,10 +103,9 @@ class QueuedScript:
             return HandlerResult(ok=False, outcome=error.code, body=msgspec.json.encode(failed))
         recorded = "" if attempt.handle is None else attempt.handle.outcome
         value = None if result.value_json is None else result.value_json.encode()
-        text = {name: data.decode(errors="replace") for name, data in output.items()}
         return _handler_result(
             attempt,
-            ScriptOutput(result.exit_code, text["stdout"], text["stderr"], result.message),
+            ScriptOutput(result.exit_code, output.text("stdout"), output.text("stderr"), result.message),
             value,
             recorded,
             result.duration_ms,

@@ -166,9 +166,7 @@ class SuspendedRunCalls:
         return None, waiting
 
     async def stop(self, run_id: str, owner: str) -> None:
-        """Ends a suspended run. If a process executes the run, asks that process to end it."""
-        if not await self._runs.ends.cancel(run_id, owner):
-            await self._runs.ends.request_cancel(run_id, owner)
+        await self._runs.ends.stop(run_id, owner)
 
     async def _next(self, run_id: str, owner: str) -> Result | list[WaitingCall]:
         saved = asyncio.Event()
