@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
@@ -18,7 +17,7 @@ from hutch.http.errors import ApiError
 from hutch.http.requests import JsonBodyReader
 from hutch.npm.package_spec import PackageSpec, parse_spec_argument
 from hutch.npm.packages import Package, PackageInfo, PackageManager
-from hutch.text import cut, format_rfc3339
+from hutch.text import cut, format_unix_time
 
 MAX_ABILITIES = 1_000
 MAX_DESCRIPTION_CHARS = 500
@@ -132,14 +131,10 @@ def _package_body(info: PackageInfo) -> dict[str, Any]:
         "version": info.version,
         "bytes": info.size,
         "files": info.files,
-        "installedAt": _time(info.installed),
-        "usedAt": _time(info.used),
+        "installedAt": format_unix_time(info.installed),
+        "usedAt": format_unix_time(info.used),
         "knownAs": list(info.known_as),
     }
-
-
-def _time(seconds: float) -> str:
-    return format_rfc3339(datetime.fromtimestamp(seconds, UTC))
 
 
 def _description(text: object) -> str:

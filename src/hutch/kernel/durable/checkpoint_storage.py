@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,7 +16,7 @@ from hutch.kernel.durable.holds import HOLD_SECONDS
 from hutch.kernel.durable.packing import LARGE_BYTES, size_of
 from hutch.store.models import now
 from hutch.store.tables.durable.checkpoints import CheckpointRow, NewPendingCall
-from hutch.text import cut, format_rfc3339
+from hutch.text import cut, format_unix_time
 
 if TYPE_CHECKING:
     from hutch.settings import Settings
@@ -132,6 +131,6 @@ def _row(checkpoint: Checkpoint, size: int) -> CheckpointRow:
         protocol=checkpoint.stored_protocol,
         bundle=checkpoint.bundle,
         generation=checkpoint.generation,
-        expires_at=format_rfc3339(datetime.fromtimestamp(checkpoint.expires_at, UTC)),
+        expires_at=format_unix_time(checkpoint.expires_at),
         bytes=size,
     )

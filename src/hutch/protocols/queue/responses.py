@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -12,7 +11,7 @@ from hutch.http.errors import ERROR_KINDS, ApiError
 from hutch.store.tables.queue.queued_runs import QueuedRunRow
 from hutch.store.tables.queue.schedules import SavedScript, Schedule, StarterRow, Trigger
 from hutch.store.tables.queue.webhooks import DeliveryRow
-from hutch.text import format_rfc3339
+from hutch.text import format_unix_time
 
 
 def json_response(body: Any, status: int = 200) -> Response:
@@ -28,7 +27,7 @@ def error_response(error: ApiError) -> Response:
 def time_text(milliseconds: int | None) -> str | None:
     if milliseconds is None:
         return None
-    return format_rfc3339(datetime.fromtimestamp(milliseconds / 1000, UTC))
+    return format_unix_time(milliseconds / 1000)
 
 
 def queued_run(row: QueuedRunRow) -> dict[str, Any]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from hutch.queue.models import Webhook
 from hutch.queue.webhooks.signature import new_secret
-from hutch.text import format_rfc3339
+from hutch.text import format_unix_time
 
 if TYPE_CHECKING:
     from hutch.store.backends.base import SqlStatement
@@ -65,7 +64,7 @@ def _payload(row: QueuedRunRow, end: EndOfRun, event: str, now: int) -> dict[str
     }
     if len(end.result) <= MAX_RESULT_BYTES:
         data["result"] = msgspec.Raw(end.result)
-    return {"type": event, "timestamp": format_rfc3339(datetime.fromtimestamp(now / 1000, UTC)), "data": data}
+    return {"type": event, "timestamp": format_unix_time(now / 1000), "data": data}
 
 
 async def owner_secret(store: Store, owner: str) -> str:
