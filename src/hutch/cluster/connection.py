@@ -33,9 +33,10 @@ RECONNECT_TIMEOUT_SECONDS = 1.0
 # Connects again if the server's machine has acknowledged nothing for this time. TCP would send again after
 # longer and longer intervals, so that a link that was cut for 2 s would be silent for more than 3 s.
 MAX_UNACKNOWLEDGED_MS = 1000
-# A ping finds out that the link is cut, if nothing else is sent.
+# A link that is cut is detected only while something is sent. So pings are sent at this interval.
 PING_SECONDS = 0.25
-# Connects again after this number of unanswered pings, if the server's machine acknowledges packets.
+# Connects again after this number of unanswered pings. Needed if the server's machine still acknowledges
+# packets, but the server does not answer.
 MAX_PINGS = 24
 DISCARD_SECONDS = 0.2
 

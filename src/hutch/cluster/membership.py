@@ -103,7 +103,7 @@ class Membership:
         self.has_workers = asyncio.Event()
         """Set once a worker was found."""
         self.on_unheard: Callable[[], None] = lambda: None
-        """Called if a worker has not heard of this front, or not for some time."""
+        """Called if a worker has probably not heard of this front recently."""
         self._links: dict[bytes, KnownWorker] = {}
 
     async def start(self) -> None:

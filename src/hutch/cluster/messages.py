@@ -54,8 +54,8 @@ class WorkerAnnouncement(Announcement, frozen=True, kw_only=True):
     such an announcement may have been recorded before the front was started.
     """
     lost_links: list[bytes] = []
-    """Ids of links whose fronts the worker has lost and not heard of a new link of. Their executions are
-    cancelled.
+    """Ids of the last links of fronts that the worker has lost, until it gets a new link from the front. The
+    executions of these links are cancelled.
     """
 
 

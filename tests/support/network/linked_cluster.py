@@ -40,7 +40,8 @@ class LinkedCluster:
         self.network = network
         self._pids = pids
         self._home = home
-        self._read: dict[str, int] = {}
+        self._log_starts: dict[str, int] = {}
+        """Lengths of the logs at the last call of `forget_logs`."""
         self.url = f"http://127.0.0.1:{port}"
         """Address of the front, from outside of its namespace."""
         self.execbox = f"ws://127.0.0.1:{port}/execbox"
@@ -63,11 +64,11 @@ class LinkedCluster:
         return {_address(row[2]) for row in rows if row[3] == ESTABLISHED}
 
     def forget_logs(self) -> None:
-        self._read = {name: len(self._full_log(name)) for name in MACHINES}
+        self._log_starts = {name: len(self._full_log(name)) for name in MACHINES}
 
     def log(self, name: str) -> str:
         """Returns what a machine has logged since `forget_logs`."""
-        return self._full_log(name)[self._read.get(name, 0) :]
+        return self._full_log(name)[self._log_starts.get(name, 0) :]
 
     async def logged(self, name: str, text: str) -> None:
         await eventually(lambda: text in self.log(name))

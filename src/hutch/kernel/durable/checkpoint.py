@@ -49,8 +49,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stored_protocol(self) -> str:
-        """Protocol in the store. A run with the tools of a client has another one than the other runs of its
-        protocol, so that no server continues it.
+        """Protocol in the store. It is CLIENT_TOOLS for a run with the tools of a client, so that no server
+        continues the run.
         """
         return CLIENT_TOOLS if self.has_client_tools else self.protocol
 

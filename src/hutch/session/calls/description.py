@@ -34,7 +34,7 @@ def line_of(call: ToolCall) -> int | None:
 
 
 def run_call_id(call: ToolCall) -> str:
-    """Returns the id of a call in its run. It is another one than the id on a connection to a server."""
+    """Returns the id of a call in its run. On a connection to a server, the call has another id."""
     return call.call_id if call.run_call_id is UNSET else call.run_call_id
 
 

@@ -33,7 +33,9 @@ class SessionLink(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     suspends_on_server: bool = False
     """True if the guest runs on a server, which suspends the run if a tool raises Suspend."""
     suspend_problem: str = ""
-    """Reason why the server cannot suspend the run, if it is not known to the guest."""
+    """Reason why the server cannot suspend the run. It is added to the error of a tool that raises Suspend.
+    Empty if the server can suspend the run, or if there is no server.
+    """
     files: FileCalls | None = None
     """Answers calls of the guest's `files`. None if the guest has no `files`."""
 

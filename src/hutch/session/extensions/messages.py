@@ -37,7 +37,9 @@ class FilePart(msgspec.Struct, frozen=True, kw_only=True, tag="file", tag_field=
 
 
 class ResumeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Value of `options.resume`: makes an `execute` continue a suspended run, or another action on one."""
+    """Value of `options.resume`: makes an `execute` continue a suspended run, or perform another action on
+    it.
+    """
 
     run: Annotated[str, Meta(max_length=MAX_RUN_ID_CHARS)] = ""
     """Id of the run. Empty for `resolve`, and to resume from sealed bytes, which are an input file."""
