@@ -11,13 +11,12 @@ from typing import Any
 import msgspec
 
 from hutch.errors import StoreError
-from hutch.kernel.durable.suspended_runs import SUSPENDED
 from hutch.kernel.execution import Execution
 from hutch.protocols.runs.filters import RunListQuery, encode_cursor, matches
 from hutch.protocols.runs.queued import QueuedRun, queue_fields
 from hutch.protocols.runs.responses import ActiveRun, ended_detail, ended_entry
 from hutch.session.json_value import decode_value
-from hutch.session.run import RunHandle
+from hutch.session.run import SUSPENDED, RunHandle
 from hutch.store.models import FlowRunHead, RunRow
 from hutch.store.store import Store
 from hutch.store.tables.queue.queued_runs import QueuedRunRow
