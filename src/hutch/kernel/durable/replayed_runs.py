@@ -70,9 +70,10 @@ class ReplayedRuns:
         calls: Sequence[NewPendingCall],
         *,
         is_held: bool,
+        is_waiting: bool,
     ) -> bool:
-        """Stores a run with its pending calls. It is suspended from then on, or, without pending calls,
-        still held. `is_held` is False if the run was never stored before. Returns False if another process
+        """Stores a run with its pending calls. It is suspended from then on if `is_waiting`, otherwise still
+        held. `is_held` is False if the run was never stored before. Returns False if another process
         continues the run. Raises HutchError.
         """
         store = await self._open_store()
@@ -88,9 +89,9 @@ class ReplayedRuns:
         )
         holder = self._holds.holder if is_held else None
         is_saved = await self._storage.insert_row(
-            store, row, parts, calls, holder, keeps_hold=is_held and not calls
+            store, row, parts, calls, holder, keeps_hold=not is_waiting
         )
-        if is_saved and calls:
+        if is_saved and is_waiting:
             self._holds.runs.discard(run_id)
         return is_saved
 

@@ -180,6 +180,15 @@ class CallReplay:
         number, recorded = self._next_recorded()
         return _diverged(f"now it has ended without calling {recorded} (recorded call {number})")
 
+    def end_replay(self) -> str | None:
+        """Fails all further calls of a guest that has not made all recorded calls. Returns an error message,
+        or None if the guest has made them.
+        """
+        if self._divergence is None and self._waiting:
+            number, recorded = self._next_recorded()
+            self._divergence = _diverged(f"now it does not call {recorded} (recorded call {number})")
+        return self._divergence
+
     def _next_recorded(self) -> tuple[int, str]:
         call = min((calls[0] for calls in self._waiting.values()), key=lambda call: call.number)
         return call.number + 1, _name(call.server, call.tool)

@@ -83,6 +83,10 @@ class AskingReplay(CallReplay):
         calls.sort(key=lambda call: call.number)
         super().__init__(open_store, run_id, owner, calls, expires_at, max_owner_bytes=max_owner_bytes)
 
+    def expected_calls(self) -> list[AskedCall]:
+        """Returns the calls that need an approval and that the script has not made again yet."""
+        return [*self._asked.values()]
+
     async def recorded_result(
         self, server: str, tool: str, arguments: Any, *, is_idempotent: bool
     ) -> tuple[bool, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hutch.errors import ExecutionError, HutchError, ResumeError
+from hutch.kernel.durable.calls.call_replay import DIVERGED
 from hutch.kernel.durable.resume_errors import cancelled
 from hutch.kernel.durable.suspended_runs import SavedRun
 from hutch.protocols.toolscript.durable.asking_replay import AskingReplay, WaitingCall
@@ -47,6 +48,10 @@ class DurableScript:
         """True if the run is in the store."""
         self.suspended_at: float | None = None
         """Start of the current wait, on the monotonic clock. None while the run is not suspended."""
+        self.idle_since: float | None = None
+        """Time on the monotonic clock since which the script waits without a decision. A further question
+        does not change it, because a script could otherwise stay in memory forever by asking again and again.
+        """
         self.stopped_as: str | None = None
         """Set if the script was stopped in this process without an end of its run."""
         self.suspended = asyncio.Event()
@@ -103,6 +108,7 @@ class DurableScript:
     async def hold(self) -> None:
         async with self._changing:
             await self._hold()
+        self.idle_since = None
 
     async def _hold(self) -> None:
         if self.is_held or not self.is_saved:
@@ -144,19 +150,25 @@ class DurableScript:
         await self.replay.keep_until(self._all.calls_expire_at())
         await self.replay.store_calls()
         await self._hold()
+        # A script that runs again may not have come to all of its questions yet. Their decisions and results
+        # must stay in the store until it asks them again.
+        expected = self.replay.expected_calls()
         self.stored = msgspec.structs.replace(
             self.stored,
             generation=self.stored.generation + 1,
-            asked=[each.call for each in waiting],
+            asked=[*(each.call for each in waiting), *expected],
         )
         calls = [
             NewPendingCall(
-                call_id=each.call.call_id,
-                provider=each.call.server,
-                tool=each.call.tool,
-                question=each.question,
+                call_id=call.call_id,
+                provider=call.server,
+                tool=call.tool,
+                question=question,
             )
-            for each in waiting
+            for call, question in (
+                *((each.call, each.question) for each in waiting),
+                *((call, None) for call in expected),
+            )
         ]
         is_saved = await self._all.replayed.save(
             self.run_id,
@@ -166,15 +178,17 @@ class DurableScript:
             self.stored.encode(),
             calls,
             is_held=self.is_held,
+            is_waiting=bool(waiting),
         )
         if not is_saved:
             self.stop(SUSPENDED)
             raise ResumeError("checkpoint_in_use", f"Another process continues the run {self.run_id}.")
         self.is_saved = True
-        if not calls:
+        if not waiting:
             return
         self.is_held = False
         self.suspended_at = time.monotonic()
+        self.idle_since = self.idle_since or self.suspended_at
         await self._all.record_suspended(self.run_id)
         questions = {each.call.call_id: each.question for each in waiting if each.question is not None}
         for each in waiting:
@@ -186,15 +200,33 @@ class DurableScript:
         with contextlib.suppress(HutchError):
             await self.deliver()
 
-    async def deliver(self) -> None:
-        """Gives results in the store to the calls that wait for them. Raises HutchError."""
+    async def deliver(self) -> bool:
+        """Gives results in the store to the calls that wait for them. Returns False if no call has got a
+        result. Raises HutchError.
+        """
         answers = await self._all.replayed.answers(self.run_id)
+        has_delivered = False
         for call_id, waiting in self.waiting.items():
             answer = answers.get(call_id)
             if answer is not None and not waiting.answer.done():
                 waiting.answer.set_result(answer)
+                has_delivered = True
+        return has_delivered
 
     # --- end ---
+
+    def leave_memory(self) -> None:
+        """Ends the process of a script that has waited for long. The script fails if it runs again and has
+        not come to all of its recorded calls: otherwise a result for one of these calls would let it run
+        again and again.
+        """
+        message = self.replay.end_replay()
+        if message is None:
+            self.stop(SUSPENDED)
+            return
+        for waiting in self.waiting.values():
+            if not waiting.answer.done():
+                waiting.answer.set_result(Answer(code=DIVERGED, message=message))
 
     def stop(self, outcome: str | None = None) -> None:
         """Ends the process of the script. With `outcome`, the run has not ended: it is recorded like this,

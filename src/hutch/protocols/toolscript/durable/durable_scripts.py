@@ -272,15 +272,15 @@ class DurableScripts:
         answered = await store.checkpoints.answered([*scripts])
         longest = None
         for run_id, script in scripts.items():
-            if run_id in answered:
-                await script.deliver()
-            elif script.suspended_at is None or script.suspended_at != since[run_id]:
+            if run_id in answered and await script.deliver():
+                continue
+            if script.suspended_at is None or script.suspended_at != since[run_id]:
                 continue
             elif run_id not in suspended:
                 # Another process has cancelled or continued the run, or it has expired.
                 script.stop(SUSPENDED)
-            elif time.monotonic() - script.suspended_at > KEEP_SECONDS:
-                script.stop(SUSPENDED)
+            elif time.monotonic() - (script.idle_since or script.suspended_at) > KEEP_SECONDS:
+                script.leave_memory()
             elif longest is None or script.suspended_at < (longest.suspended_at or 0.0):
                 longest = script
         if longest is not None and self._kernel.has_waiting_executions:
