@@ -209,6 +209,19 @@ class CallReplay:
         await self._answer(number, Answer(result_json=await encode_large_value(value)))
         return value
 
+    async def record_failure(self, server: str, tool: str, arguments: Any, error: UpstreamError) -> None:
+        """Records a call that was refused and not made."""
+        answer = msgspec.msgpack.encode(Answer(code=error.kind, message=error.message))
+        digest = _digest(arguments)
+        number = self._new_number(server, tool, digest)
+        self._bytes += len(answer)
+        try:
+            await self._add(
+                RecordedCall(number=number, server=server, tool=tool, digest=digest, answer=answer)
+            )
+        except HutchError as problem:
+            logger.warning("run %s: a refused call could not be recorded: %s", self._run_id, problem)
+
     async def _begin(self, server: str, tool: str, digest: str) -> int:
         """Records a call that is about to be made. Returns its number. Raises HutchError."""
         if self._repeated.get((server, tool, digest)):

@@ -104,11 +104,11 @@ class AskingReplay(CallReplay):
                 return True, value
         if not self._approvals.must_ask(server, tool, self._run_id):
             return False, None
-        await check_size(server, tool, arguments)
         try:
-            question = suspend_until_approved(server, tool, arguments, is_from_script=True).question
-        except ToolError as error:
-            raise UpstreamError(server, tool, str(error), kind="invalid_arguments") from None
+            question = await _question(server, tool, arguments)
+        except UpstreamError as error:
+            await self.record_failure(server, tool, arguments, error)
+            raise
         asked = AskedCall(
             number=self._new_number(server, tool, digest),
             call_id=secrets.token_hex(8),
@@ -153,3 +153,12 @@ class AskingReplay(CallReplay):
         except HutchError as error:
             message = f"The result of the call could not be recorded, so the script does not get it: {error}"
             raise UpstreamError(call.server, call.tool, message, kind=INTERRUPTED) from None
+
+
+async def _question(server: str, tool: str, arguments: dict[str, Any]) -> str | None:
+    """Returns the JSON text of the question about a call. Raises UpstreamError if nobody can be asked."""
+    await check_size(server, tool, arguments)
+    try:
+        return suspend_until_approved(server, tool, arguments, is_from_script=True).question
+    except ToolError as error:
+        raise UpstreamError(server, tool, str(error), kind="invalid_arguments") from None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 from hutch.errors import UpstreamError
 from hutch.protocols.toolscript.codegen import module
 from hutch.protocols.toolscript.codegen.types import schema_problems
-from hutch.protocols.toolscript.gateway.approvals import ApprovalPolicy, Approvals
+from hutch.protocols.toolscript.gateway.approvals import ApprovalPolicy, Approvals, CallDenied
 from hutch.protocols.toolscript.gateway.catalog import Catalog, ServerInfo, ToolInfo, filter_items
 from hutch.session.json_value import well_formed
 from hutch.telemetry.trace_context import current
@@ -245,7 +245,7 @@ class Gateway:
                 if ok:
                     return value
             if not is_approved:
-                await self.approvals.check(server, tool, arguments, run)
+                await self._check_approval(server, tool, arguments, run, replay)
             ask = {} if self.on_input is None else {"on_input": partial(self.on_input, server, tool, run)}
 
             def make() -> Awaitable[Any]:
@@ -263,6 +263,18 @@ class Gateway:
             for callback in list(self.on_call) if is_reported else ():
                 seconds = time.monotonic() - started
                 callback(CompletedCall(run, server, tool, ok, seconds, started, span_id))
+
+    async def _check_approval(
+        self, server: str, tool: str, arguments: dict[str, Any], run: str | None, replay: CallReplay | None
+    ) -> None:
+        """Waits until a call is allowed. Raises CallDenied."""
+        try:
+            await self.approvals.check(server, tool, arguments, run)
+        except CallDenied as denied:
+            if replay is not None:
+                # The guest may go on to make other calls, so a replay has to know this one.
+                await replay.record_failure(server, tool, arguments, denied)
+            raise
 
     def open_calls(self, run: str) -> list[str]:
         """Returns the names of the tools that a run is waiting for."""
