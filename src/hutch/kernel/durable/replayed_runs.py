@@ -88,9 +88,7 @@ class ReplayedRuns:
             bytes=size_of(parts),
         )
         holder = self._holds.holder if is_held else None
-        is_saved = await self._storage.insert_row(
-            store, row, parts, calls, holder, keeps_hold=not is_waiting
-        )
+        is_saved = await self._storage.insert_row(store, row, parts, calls, holder, keeps_hold=not is_waiting)
         if is_saved and is_waiting:
             self._holds.runs.discard(run_id)
         return is_saved

@@ -52,7 +52,9 @@ def deferred(store: Store, max_owner_bytes: int = 1_000_000) -> Guest:
         return store
 
     expires_at = "9000-01-01T00:00:00.000Z"
-    return Guest(CallReplay(opened, RUN, OWNER, [], expires_at, max_owner_bytes=max_owner_bytes))
+    return Guest(
+        CallReplay(opened, RUN, OWNER, [], expires_at, max_owner_bytes=max_owner_bytes, is_stored=False)
+    )
 
 
 async def test_results_and_errors_are_replayed_and_then_calls_are_made(store: Store) -> None:

@@ -28,6 +28,12 @@ logger = logging.getLogger("hutch.runs")
 
 MAX_RECORDED_BYTES = 64 * 1024 * 1024
 """Maximum size of the recorded results of one run."""
+MAX_RECORDED_CALLS = 100_000
+"""Maximum number of recorded calls of one run. Each takes about 500 bytes of memory or of the store."""
+CHECKED_BYTES = 1024 * 1024
+"""Size of further results after which the limit of the owner is checked again."""
+STORED_AT_ONCE = 500
+"""Calls that are stored in one transaction: 10 000 of them would stall the event loop for 0.1 s."""
 MAX_UNSTORED_BYTES = 1024 * 1024
 """Maximum size of the results of one run that are only in memory; see `CallReplay.store_calls`."""
 DIVERGENCE_SECONDS = 5.0
@@ -51,16 +57,20 @@ class CallReplay:
         expires_at: str,
         *,
         max_owner_bytes: int | None = None,
+        is_stored: bool = True,
     ) -> None:
-        """With `max_owner_bytes`, calls are in memory until `store_calls`, and the stored results of the
-        owner may have that size.
+        """The stored results of the owner may have `max_owner_bytes`. Unless `is_stored`, calls are in memory
+        until `store_calls`.
         """
         self._open_store = open_store
         self._run_id = run_id
         self._owner = owner
         self._expires_at = expires_at
         self._max_owner_bytes = max_owner_bytes
-        self._unstored: dict[int, RecordedCall] | None = None if max_owner_bytes is None else {}
+        self._unstored: dict[int, RecordedCall] | None = None if is_stored else {}
+        self._problem: str | None = None
+        """Reason why the calls in memory are not recorded any more. The guest cannot run again then."""
+        self._unchecked_bytes = 0
         self._storing = asyncio.Lock()
         self._repeated: dict[tuple[str, str, str], deque[int]] = {}
         """Numbers of calls that were being made when the process died, and are made again."""
@@ -94,6 +104,11 @@ class CallReplay:
         """False while all calls are only in memory."""
         return self._unstored is None
 
+    @property
+    def problem(self) -> str | None:
+        """Reason why the guest could not run again with the results of all of its calls. None if it could."""
+        return _too_many_calls() if self._next_number >= MAX_RECORDED_CALLS else self._problem
+
     async def store_calls(self) -> None:
         """Stores the calls that are only in memory. From now on, each call is stored before it is made.
         Raises HutchError.
@@ -101,16 +116,34 @@ class CallReplay:
         async with self._storing:
             if self._unstored is None:
                 return
-            store, maximum = await self._open_store(), self._max_owner_bytes
-            if maximum is not None and await store.recorded_calls.stored_bytes(self._owner) > maximum:
-                raise ResumeError(
-                    "too_many_suspended",
-                    f"The recorded calls of this owner take more than {maximum} bytes (setting"
-                    " max_suspended_bytes_per_owner). Continue or cancel some runs.",
-                )
+            if self._problem is not None:
+                raise ResumeError("too_many_suspended", self._problem)
+            if not await self._owner_has_room():
+                raise ResumeError("too_many_suspended", self._too_many_bytes())
             calls = [*self._unstored.values()]
-            await store.recorded_calls.add_all(self._run_id, self._owner, calls, self._expires_at)
+            try:
+                await self._store_all(calls)
+            except HutchError as error:
+                self._stop_recording(str(error))
+                raise
             self._unstored = None
+
+    async def _store_all(self, calls: Sequence[RecordedCall]) -> None:
+        table = (await self._open_store()).recorded_calls
+        for start in range(0, len(calls), STORED_AT_ONCE):
+            some = calls[start : start + STORED_AT_ONCE]
+            await table.add_all(self._run_id, self._owner, some, self._expires_at)
+
+    async def _owner_has_room(self) -> bool:
+        maximum = self._max_owner_bytes
+        store = await self._open_store()
+        return maximum is None or await store.recorded_calls.stored_bytes(self._owner) <= maximum
+
+    def _too_many_bytes(self) -> str:
+        return (
+            f"The recorded calls of this owner take more than {self._max_owner_bytes} bytes (setting"
+            " max_suspended_bytes_per_owner). Continue or cancel some runs."
+        )
 
     async def keep_until(self, expires_at: str) -> None:
         """Changes the time at which the recorded calls expire. Raises HutchError."""
@@ -214,8 +247,9 @@ class CallReplay:
         answer = msgspec.msgpack.encode(Answer(code=error.kind, message=error.message))
         digest = _digest(arguments)
         number = self._new_number(server, tool, digest)
-        self._bytes += len(answer)
         try:
+            if not await self._has_room(answer):
+                answer = msgspec.msgpack.encode(Answer(code=error.kind))
             await self._add(
                 RecordedCall(number=number, server=server, tool=tool, digest=digest, answer=answer)
             )
@@ -244,52 +278,74 @@ class CallReplay:
         """Raises HutchError."""
         async with self._storing:
             if self._unstored is not None:
-                self._unstored[call.number] = call
+                if call.number >= MAX_RECORDED_CALLS:
+                    self._stop_recording(_too_many_calls())
+                elif self._problem is None:
+                    self._unstored[call.number] = call
                 return
+        if call.number >= MAX_RECORDED_CALLS:
+            raise ResumeError("too_many_suspended", _too_many_calls())
         store = await self._open_store()
         await store.recorded_calls.add(self._run_id, self._owner, call, self._expires_at)
 
     async def _answer(self, number: int, answer: Answer) -> None:
         data = msgspec.msgpack.encode(answer)
-        if self._bytes + len(data) > MAX_RECORDED_BYTES:
-            # The call stays recorded without a result. If the guest runs again, it gets an error for this
-            # call.
-            logger.warning(
-                "run %s: a result is not recorded, because the recorded results are too large", self._run_id
-            )
-            return
-        self._bytes += len(data)
         try:
-            await self._store_answer(number, data)
+            # Without room, the call stays recorded without a result. If the guest runs again, it gets an
+            # error for this call.
+            if await self._has_room(data):
+                await self._store_answer(number, data)
         except HutchError as error:
             logger.warning("run %s: a result could not be recorded: %s", self._run_id, error)
+
+    async def _has_room(self, answer: bytes) -> bool:
+        """Counts a result that is about to be recorded. Returns False if it would exceed a limit."""
+        problem = None
+        if self._bytes + len(answer) > MAX_RECORDED_BYTES:
+            problem = f"The results of the run's calls have more than {MAX_RECORDED_BYTES} bytes."
+        elif self._unstored is None and self._unchecked_bytes + len(answer) > CHECKED_BYTES:
+            self._unchecked_bytes = 0
+            if not await self._owner_has_room():
+                problem = self._too_many_bytes()
+        if problem is not None:
+            logger.warning("run %s: a result is not recorded. %s", self._run_id, problem)
+            self._stop_recording(problem)
+            return False
+        self._unchecked_bytes += len(answer)
+        self._bytes += len(answer)
+        return True
+
+    def _stop_recording(self, problem: str) -> None:
+        """Forgets the calls in memory, because the guest cannot run again without all of them."""
+        self._problem = self._problem or problem
+        if self._unstored is not None:
+            self._unstored.clear()
 
     async def _store_answer(self, number: int, data: bytes) -> None:
         """Raises HutchError."""
         async with self._storing:
             is_in_memory = self._unstored is not None
-            if self._unstored is not None:
+            if self._unstored is not None and number in self._unstored:
                 self._unstored[number] = msgspec.structs.replace(self._unstored[number], answer=data)
         if is_in_memory:
-            if self._bytes > MAX_UNSTORED_BYTES:
+            if self._bytes > MAX_UNSTORED_BYTES and self._problem is None:
                 try:
                     await self.store_calls()
-                except HutchError:
-                    self._forget_answer(number)
+                except HutchError as error:
+                    self._stop_recording(str(error))
                     raise
             return
         store = await self._open_store()
         await store.recorded_calls.answer(self._run_id, number, data)
 
-    def _forget_answer(self, number: int) -> None:
-        """Drops a result that is too much for the memory."""
-        if self._unstored is not None:
-            self._unstored[number] = msgspec.structs.replace(self._unstored[number], answer=None)
-
 
 def _digest(arguments: Any) -> str:
     """Returns the SHA-256 of the JSON text of arguments."""
     return hashlib.sha256(encode_value(arguments)).hexdigest()
+
+
+def _too_many_calls() -> str:
+    return f"The run has {MAX_RECORDED_CALLS} recorded calls."
 
 
 def _name(server: str, tool: str) -> str:

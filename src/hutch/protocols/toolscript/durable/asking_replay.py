@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from hutch.errors import HutchError, ToolError, UpstreamError
-from hutch.kernel.durable.calls.call_replay import INTERRUPTED, MAX_RECORDED_BYTES, CallReplay
+from hutch.kernel.durable.calls.call_replay import INTERRUPTED, CallReplay
 from hutch.protocols.toolscript.durable.stored_script import AskedCall
-from hutch.protocols.toolscript.gateway.approvals import arguments_digest, check_size
+from hutch.protocols.toolscript.gateway.approvals import CallDenied, arguments_digest, check_size
 from hutch.protocols.toolscript.gateway.stored_approvals import suspend_until_approved
 from hutch.session.large_json import decode_large_value
 from hutch.session.suspension import Answer
@@ -60,7 +60,8 @@ class AskingReplay(CallReplay):
         waits: Waits,
         approvals: Approvals,
         *,
-        max_owner_bytes: int | None = None,
+        max_owner_bytes: int,
+        is_stored: bool,
         recorded: Sequence[RecordedCall] = (),
         asked: Sequence[AskedCall] = (),
         answers: Mapping[str, Answer | None] | None = None,
@@ -68,20 +69,26 @@ class AskingReplay(CallReplay):
         """`asked` and `answers` are calls for which the script waited when it was stored, and their results
         as far as these exist.
         """
-        known = {call.number for call in recorded}
-        self._asked = {call.number: call for call in asked if call.number not in known}
+        self._stored = {call.number for call in recorded}
+        """Numbers of the recorded calls in the store."""
+        ended = {call.number for call in recorded if call.answer is not None}
+        # A call may have a record without a result and be asked about: it was being made when its process
+        # died, and when the script made it again, it needed an approval.
+        self._asked = {call.number: call for call in asked if call.number not in ended}
         self._answers = answers or {}
         self._waits = waits
         self._approvals = approvals
         calls = [
-            *recorded,
+            *(call for call in recorded if call.number not in self._asked),
             *(
                 RecordedCall(number=call.number, server=call.server, tool=call.tool, digest=call.digest)
                 for call in self._asked.values()
             ),
         ]
         calls.sort(key=lambda call: call.number)
-        super().__init__(open_store, run_id, owner, calls, expires_at, max_owner_bytes=max_owner_bytes)
+        super().__init__(
+            open_store, run_id, owner, calls, expires_at, max_owner_bytes=max_owner_bytes, is_stored=is_stored
+        )
 
     def expected_calls(self) -> list[AskedCall]:
         """Returns the calls that need an approval and that the script has not made again yet."""
@@ -104,6 +111,10 @@ class AskingReplay(CallReplay):
                 return True, value
         if not self._approvals.must_ask(server, tool, self._run_id):
             return False, None
+        problem = self.problem
+        if problem is not None:
+            message = f"The call needs an approval, and the script cannot be stored meanwhile: {problem}"
+            raise CallDenied(server, tool, message)
         try:
             question = await _question(server, tool, arguments)
         except UpstreamError as error:
@@ -116,7 +127,11 @@ class AskingReplay(CallReplay):
             tool=tool,
             digest=digest,
         )
-        return True, await self._wait(WaitingCall(asked, question))
+        try:
+            return True, await self._wait(WaitingCall(asked, question))
+        except CallDenied as error:
+            await self.record_failure(server, tool, arguments, error)
+            raise
 
     async def _wait(self, waiting: WaitingCall) -> Any:
         call = waiting.call
@@ -141,15 +156,23 @@ class AskingReplay(CallReplay):
 
     async def _record_answer(self, call: AskedCall, answer: Answer) -> None:
         """Records the result of an approved call, before the script gets it. Raises UpstreamError."""
+        # Without a result in the record, the script gets an error for this call after a restart.
         data: bytes | None = msgspec.msgpack.encode(answer)
-        if data is not None and self._bytes + len(data) > MAX_RECORDED_BYTES:
-            data = None  # after a restart, the script gets an error for this call
-        self._bytes += len(data or b"")
-        recorded = RecordedCall(
-            number=call.number, server=call.server, tool=call.tool, digest=call.digest, answer=data
-        )
         try:
-            await self._add(recorded)
+            if data is not None and not await self._has_room(data):
+                data = None
+            if call.number not in self._stored:
+                await self._add(
+                    RecordedCall(
+                        number=call.number,
+                        server=call.server,
+                        tool=call.tool,
+                        digest=call.digest,
+                        answer=data,
+                    )
+                )
+            elif data is not None:
+                await self._store_answer(call.number, data)
         except HutchError as error:
             message = f"The result of the call could not be recorded, so the script does not get it: {error}"
             raise UpstreamError(call.server, call.tool, message, kind=INTERRUPTED) from None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hutch.errors import ExecutionError, HutchError, InvalidExecution
+from hutch.kernel.durable.calls.call_replay import MAX_RECORDED_BYTES
 from hutch.kernel.durable.holds import POLL_SECONDS
 from hutch.kernel.durable.replayed_runs import ReplayedRuns
 from hutch.kernel.durable.running_runs import unfinished_record
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from hutch.kernel.kernel import Kernel
+    from hutch.kernel.state_memory import StateCharge
     from hutch.protocols.toolscript.gateway.gateway import Gateway
     from hutch.protocols.toolscript.gateway.stored_approvals import StoredApprovals
     from hutch.store.store import Store
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hutch.toolscript")
 
+MAX_BYTES_IN_MEMORY = 2 * MAX_RECORDED_BYTES
+"""Memory that a script may need until it has made its recorded calls again: its results and its source."""
 KEEP_SECONDS = ASK_SECONDS
 """Time for which a script that waits stays in memory."""
 
@@ -107,6 +111,7 @@ class DurableScripts:
             durable,
             self._gateway.approvals,
             max_owner_bytes=self._kernel.settings.max_suspended_bytes_per_owner,
+            is_stored=False,
         )
         durable.preparation = request.preparation
         task = self._begin(durable, msgspec.structs.replace(request, run_id=run_id))
@@ -131,7 +136,18 @@ class DurableScripts:
     async def run_again(self, row: CheckpointRow) -> None:
         """Runs a stored script again, until it has ended or is suspended. Raises HutchError."""
         run_id, owner = row.run_id, row.owner
-        if run_id in self._live or (taken := await self.replayed.take(run_id, owner)) is None:
+        if run_id in self._live:
+            return
+        # The recorded results are in memory until the script has made its calls again.
+        charge = await self._kernel.states.reserve(owner, MAX_BYTES_IN_MEMORY)
+        try:
+            await self._run_again(run_id, owner, charge)
+        finally:
+            charge.release()
+
+    async def _run_again(self, run_id: str, owner: str, charge: StateCharge) -> None:
+        taken = await self.replayed.take(run_id, owner)
+        if taken is None:
             return
         try:
             state = await self.replayed.state(taken)
@@ -140,6 +156,7 @@ class DurableScripts:
         except BaseException:
             await self.replayed.release(run_id)
             raise
+        charge.set(sum(len(call.answer or b"") for call in recorded) + len(state.data))
         durable = DurableScript(self, stored, run_id, owner, is_held=True)
         durable.replay = AskingReplay(
             self._open_store,
@@ -148,6 +165,8 @@ class DurableScripts:
             self.calls_expire_at(),
             durable,
             self._gateway.approvals,
+            max_owner_bytes=self._kernel.settings.max_suspended_bytes_per_owner,
+            is_stored=True,
             recorded=recorded,
             asked=stored.asked,
             answers=state.answers,
@@ -276,7 +295,7 @@ class DurableScripts:
                 continue
             if script.suspended_at is None or script.suspended_at != since[run_id]:
                 continue
-            elif run_id not in suspended:
+            if run_id not in suspended:
                 # Another process has cancelled or continued the run, or it has expired.
                 script.stop(SUSPENDED)
             elif time.monotonic() - (script.idle_since or script.suspended_at) > KEEP_SECONDS:

@@ -8,8 +8,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from hutch.store.backends.base import Database, SqlStatement
+from hutch.store.backends.base import Database, SqlBatch, SqlStatement
 from hutch.store.encryption import ColumnEncryption
+from hutch.tasks import TimeSlices
+
+ROW_BYTES = 256
+"""Approximate size of a row without its result."""
 
 
 class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,8 +44,9 @@ class RecordedCallTable:
                 (run_id, number, owner, server, tool, digest, answer, bytes, expires_at)
             VALUES (:run_id, :number, :owner, :server, :tool, :digest, :answer, :bytes, :expires_at)
         """
-        statements = []
+        rows, slices = [], TimeSlices()
         for call in calls:
+            await slices.pause()
             answer = None
             if call.answer is not None:
                 answer = await self._encryption.encrypt_bytes(call.answer, *_context(run_id, call.number))
@@ -53,12 +58,11 @@ class RecordedCallTable:
                 "tool": call.tool,
                 "digest": call.digest,
                 "answer": answer,
-                "bytes": 0 if answer is None else len(answer),
+                "bytes": ROW_BYTES + len(answer or ""),
                 "expires_at": expires_at,
             }
-            statements.append(SqlStatement(sql, values))
-        if statements:
-            await self._database.write(*statements)
+            rows.append(values)
+        await self._database.write_batches(SqlBatch(sql, rows))
 
     async def answer(self, run_id: str, number: int, answer: bytes) -> None:
         """Stores the result of a call."""
@@ -67,7 +71,12 @@ class RecordedCallTable:
             UPDATE recorded_calls SET answer = :answer, bytes = :bytes
             WHERE run_id = :run_id AND number = :number AND answer IS NULL
         """
-        values = {"run_id": run_id, "number": number, "answer": encrypted, "bytes": len(encrypted)}
+        values = {
+            "run_id": run_id,
+            "number": number,
+            "answer": encrypted,
+            "bytes": ROW_BYTES + len(encrypted),
+        }
         await self._database.write(SqlStatement(sql, values))
 
     async def of_run(self, run_id: str, owner: str) -> list[RecordedCall]:
@@ -76,8 +85,9 @@ class RecordedCallTable:
             SELECT number, server, tool, digest, answer FROM recorded_calls
             WHERE run_id = :run_id AND owner = :owner ORDER BY number
         """
-        calls = []
+        calls, slices = [], TimeSlices()
         for number, server, tool, digest, text in await self._database.scan(sql, run_id=run_id, owner=owner):
+            await slices.pause()
             answer = None
             if text is not None:
                 answer = await self._encryption.decrypt_bytes(text, *_context(run_id, number))
@@ -90,7 +100,7 @@ class RecordedCallTable:
         await self._database.write(SqlStatement(sql, values))
 
     async def stored_bytes(self, owner: str) -> int:
-        """Returns the size of all results of an owner."""
+        """Returns the size of all calls of an owner."""
         sql = "SELECT COALESCE(SUM(bytes), 0) FROM recorded_calls WHERE owner = :owner"
         return int((await self._database.scan(sql, owner=owner))[0][0])
 
