@@ -78,6 +78,8 @@ class CallReplay:
         self._waiting: dict[tuple[str, str, str], deque[RecordedCall]] = {}
         for call in recorded:
             self._waiting.setdefault((call.server, call.tool, call.digest), deque()).append(call)
+        self._stored = {call.number for call in recorded}
+        """Numbers of the recorded calls that were in the store from the start."""
         self._bytes = sum(len(call.answer or b"") for call in recorded)
         self._progress = asyncio.Condition()
         self._divergence: str | None = None
@@ -118,11 +120,10 @@ class CallReplay:
                 return
             if self._problem is not None:
                 raise ResumeError("too_many_suspended", self._problem)
-            if not await self._owner_has_room():
-                raise ResumeError("too_many_suspended", self._too_many_bytes())
-            calls = [*self._unstored.values()]
             try:
-                await self._store_all(calls)
+                if not await self._owner_has_room():
+                    raise ResumeError("too_many_suspended", self._too_many_bytes())
+                await self._store_all([*self._unstored.values()])
             except HutchError as error:
                 self._stop_recording(str(error))
                 raise
@@ -230,16 +231,16 @@ class CallReplay:
         """Records a call, makes it, and records its result. Raises UpstreamError."""
         digest = _digest(arguments)
         try:
-            number = await self._begin(server, tool, digest)
+            call = await self._begin(server, tool, digest)
         except HutchError as error:
             message = f"The call was not made, because it could not be recorded before: {error}"
             raise UpstreamError(server, tool, message, kind=INTERRUPTED) from None
         try:
             value = await make()
         except UpstreamError as error:
-            await self._answer(number, Answer(code=error.kind, message=error.message))
+            await self._answer(call, Answer(code=error.kind, message=error.message))
             raise
-        await self._answer(number, Answer(result_json=await encode_large_value(value)))
+        await self._answer(call, Answer(result_json=await encode_large_value(value)))
         return value
 
     async def record_failure(self, server: str, tool: str, arguments: Any, error: UpstreamError) -> None:
@@ -256,15 +257,13 @@ class CallReplay:
         except HutchError as problem:
             logger.warning("run %s: a refused call could not be recorded: %s", self._run_id, problem)
 
-    async def _begin(self, server: str, tool: str, digest: str) -> int:
-        """Records a call that is about to be made. Returns its number. Raises HutchError."""
-        if self._repeated.get((server, tool, digest)):
-            return self._new_number(server, tool, digest)
+    async def _begin(self, server: str, tool: str, digest: str) -> RecordedCall:
+        """Records a call that is about to be made. Raises HutchError."""
         call = RecordedCall(
             number=self._new_number(server, tool, digest), server=server, tool=tool, digest=digest
         )
         await self._add(call)
-        return call.number
+        return call
 
     def _new_number(self, server: str, tool: str, digest: str) -> int:
         """Returns the number of a call that is made again, or otherwise the next number."""
@@ -275,7 +274,7 @@ class CallReplay:
         return self._next_number - 1
 
     async def _add(self, call: RecordedCall) -> None:
-        """Raises HutchError."""
+        """Records a call, with its result if it has one. Raises HutchError."""
         async with self._storing:
             if self._unstored is not None:
                 if call.number >= MAX_RECORDED_CALLS:
@@ -285,16 +284,19 @@ class CallReplay:
                 return
         if call.number >= MAX_RECORDED_CALLS:
             raise ResumeError("too_many_suspended", _too_many_calls())
-        store = await self._open_store()
-        await store.recorded_calls.add(self._run_id, self._owner, call, self._expires_at)
+        table = (await self._open_store()).recorded_calls
+        if call.number not in self._stored:
+            await table.add(self._run_id, self._owner, call, self._expires_at)
+        elif call.answer is not None:
+            await table.answer(self._run_id, call)
 
-    async def _answer(self, number: int, answer: Answer) -> None:
+    async def _answer(self, call: RecordedCall, answer: Answer) -> None:
         data = msgspec.msgpack.encode(answer)
         try:
             # Without room, the call stays recorded without a result. If the guest runs again, it gets an
             # error for this call.
             if await self._has_room(data):
-                await self._store_answer(number, data)
+                await self._store_answer(msgspec.structs.replace(call, answer=data))
         except HutchError as error:
             logger.warning("run %s: a result could not be recorded: %s", self._run_id, error)
 
@@ -321,22 +323,18 @@ class CallReplay:
         if self._unstored is not None:
             self._unstored.clear()
 
-    async def _store_answer(self, number: int, data: bytes) -> None:
+    async def _store_answer(self, call: RecordedCall) -> None:
         """Raises HutchError."""
         async with self._storing:
             is_in_memory = self._unstored is not None
-            if self._unstored is not None and number in self._unstored:
-                self._unstored[number] = msgspec.structs.replace(self._unstored[number], answer=data)
+            if self._unstored is not None and call.number in self._unstored:
+                self._unstored[call.number] = call
         if is_in_memory:
             if self._bytes > MAX_UNSTORED_BYTES and self._problem is None:
-                try:
-                    await self.store_calls()
-                except HutchError as error:
-                    self._stop_recording(str(error))
-                    raise
+                await self.store_calls()
             return
         store = await self._open_store()
-        await store.recorded_calls.answer(self._run_id, number, data)
+        await store.recorded_calls.answer(self._run_id, call)
 
 
 def _digest(arguments: Any) -> str:

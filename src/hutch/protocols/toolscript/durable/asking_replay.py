@@ -69,8 +69,6 @@ class AskingReplay(CallReplay):
         """`asked` and `answers` are calls for which the script waited when it was stored, and their results
         as far as these exist.
         """
-        self._stored = {call.number for call in recorded}
-        """Numbers of the recorded calls in the store."""
         ended = {call.number for call in recorded if call.answer is not None}
         # A call may have a record without a result and be asked about: it was being made when its process
         # died, and when the script made it again, it needed an approval.
@@ -89,6 +87,7 @@ class AskingReplay(CallReplay):
         super().__init__(
             open_store, run_id, owner, calls, expires_at, max_owner_bytes=max_owner_bytes, is_stored=is_stored
         )
+        self._stored = {call.number for call in recorded}
 
     def expected_calls(self) -> list[AskedCall]:
         """Returns the calls that need an approval and that the script has not made again yet."""
@@ -161,18 +160,11 @@ class AskingReplay(CallReplay):
         try:
             if data is not None and not await self._has_room(data):
                 data = None
-            if call.number not in self._stored:
-                await self._add(
-                    RecordedCall(
-                        number=call.number,
-                        server=call.server,
-                        tool=call.tool,
-                        digest=call.digest,
-                        answer=data,
-                    )
+            await self._add(
+                RecordedCall(
+                    number=call.number, server=call.server, tool=call.tool, digest=call.digest, answer=data
                 )
-            elif data is not None:
-                await self._store_answer(call.number, data)
+            )
         except HutchError as error:
             message = f"The result of the call could not be recorded, so the script does not get it: {error}"
             raise UpstreamError(call.server, call.tool, message, kind=INTERRUPTED) from None

@@ -49,7 +49,7 @@ class RecordedCallTable:
             await slices.pause()
             answer = None
             if call.answer is not None:
-                answer = await self._encryption.encrypt_bytes(call.answer, *_context(run_id, call.number))
+                answer = await self._encryption.encrypt_bytes(call.answer, *_context(run_id, call))
             values = {
                 "run_id": run_id,
                 "number": call.number,
@@ -64,16 +64,16 @@ class RecordedCallTable:
             rows.append(values)
         await self._database.write_batches(SqlBatch(sql, rows))
 
-    async def answer(self, run_id: str, number: int, answer: bytes) -> None:
-        """Stores the result of a call."""
-        encrypted = await self._encryption.encrypt_bytes(answer, *_context(run_id, number))
+    async def answer(self, run_id: str, call: RecordedCall) -> None:
+        """Stores the result of a call that is recorded without one."""
+        encrypted = await self._encryption.encrypt_bytes(call.answer or b"", *_context(run_id, call))
         sql = """
             UPDATE recorded_calls SET answer = :answer, bytes = :bytes
             WHERE run_id = :run_id AND number = :number AND answer IS NULL
         """
         values = {
             "run_id": run_id,
-            "number": number,
+            "number": call.number,
             "answer": encrypted,
             "bytes": ROW_BYTES + len(encrypted),
         }
@@ -88,10 +88,11 @@ class RecordedCallTable:
         calls, slices = [], TimeSlices()
         for number, server, tool, digest, text in await self._database.scan(sql, run_id=run_id, owner=owner):
             await slices.pause()
-            answer = None
+            call = RecordedCall(number=number, server=server, tool=tool, digest=digest)
             if text is not None:
-                answer = await self._encryption.decrypt_bytes(text, *_context(run_id, number))
-            calls.append(RecordedCall(number=number, server=server, tool=tool, digest=digest, answer=answer))
+                answer = await self._encryption.decrypt_bytes(text, *_context(run_id, call))
+                call = msgspec.structs.replace(call, answer=answer)
+            calls.append(call)
         return calls
 
     async def extend(self, run_id: str, owner: str, expires_at: str) -> None:
@@ -113,5 +114,5 @@ class RecordedCallTable:
         await self._database.write(SqlStatement(sql, {"before": before}))
 
 
-def _context(run_id: str, number: int) -> tuple[str, ...]:
-    return "recorded call", run_id, str(number)
+def _context(run_id: str, call: RecordedCall) -> tuple[str, ...]:
+    return "recorded call", run_id, str(call.number), call.server, call.tool, call.digest
