@@ -79,6 +79,7 @@ class ReplayedRuns:
         store = await self._open_store()
         parts = await asyncio.to_thread(pack, data, ())
         row = CheckpointRow(
+            holder=self._holds.holder,
             run_id=run_id,
             owner=owner,
             protocol=protocol,
@@ -93,13 +94,19 @@ class ReplayedRuns:
             self._holds.runs.discard(run_id)
         return is_saved
 
-    async def take(self, run_id: str, owner: str) -> CheckpointRow | None:
-        """Holds a suspended run in this process. Returns None if it is not suspended any more, for example
-        because another process was first. Raises HutchError.
+    @property
+    def holder(self) -> str:
+        """Id of this process in the store."""
+        return self._holds.holder
+
+    async def take(self, run_id: str, owner: str, *, is_live: bool) -> CheckpointRow | None:
+        """Holds a suspended run in this process. With `is_live`, its code is in this process. Returns None if
+        the run is not suspended any more, or if another process has continued a live one. Raises HutchError.
         """
         store = await self._open_store()
         until = now(plus_seconds=HOLD_SECONDS)
-        row = await store.checkpoints.take(run_id, owner, self._holds.holder, until)
+        last_holder = self._holds.holder if is_live else ""
+        row = await store.checkpoints.take(run_id, owner, self._holds.holder, until, last_holder=last_holder)
         if row is not None:
             self._holds.add_run(run_id)
         return row

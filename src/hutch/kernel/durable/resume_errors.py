@@ -24,5 +24,9 @@ def expired(row: CheckpointRow) -> ResumeError:
     return ResumeError("checkpoint_expired", f"The run {row.run_id} was suspended until {row.expires_at}.")
 
 
+def in_use(run_id: str) -> ResumeError:
+    return ResumeError("checkpoint_in_use", f"Another process continues the run {run_id}.")
+
+
 def cancelled() -> ResumeError:
     return ResumeError("cancelled", "The run was cancelled while it was suspended")

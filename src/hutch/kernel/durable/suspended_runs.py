@@ -21,7 +21,7 @@ from hutch.kernel.durable.checkpoint_storage import CheckpointStorage
 from hutch.kernel.durable.earlier_record import approval_waits, recorded_part
 from hutch.kernel.durable.holds import HOLD_SECONDS, Holds
 from hutch.kernel.durable.replayed_runs import ReplayedRuns
-from hutch.kernel.durable.resume_errors import LOST_CLIENT, cancelled, not_found
+from hutch.kernel.durable.resume_errors import LOST_CLIENT, cancelled, in_use, not_found
 from hutch.kernel.durable.run_ends import RunEnds
 from hutch.kernel.durable.sealed_run import SealedRuns
 from hutch.kernel.execution import Execution
@@ -76,7 +76,7 @@ class SuspendedRuns:
         data = await self._checkpoints.encode(checkpoint)
         _check_not_cancelled(run)
         if not await self._checkpoints.insert(store, checkpoint, data, self._holds.holder):
-            raise ResumeError("checkpoint_in_use", f"Another process continues the run {run.id}.")
+            raise in_use(run.id)
         if run.is_stored and await store.checkpoints.cancelled([run.id]):
             run.is_cancelled = True
         try:
@@ -112,7 +112,7 @@ class SuspendedRuns:
         data = await self._checkpoints.encode(checkpoint)
         _check_not_cancelled(run)
         if not await self._checkpoints.insert(store, checkpoint, data, self._holds.holder, keeps_hold=True):
-            raise ResumeError("checkpoint_in_use", f"Another process continues the run {run.id}.")
+            raise in_use(run.id)
         run.generation += 1
         run.is_stored = True
         if not execution.stores_calls:
@@ -124,7 +124,7 @@ class SuspendedRuns:
         async def load(saved: SavedSession) -> SavedSession:
             row = await store.checkpoints.get(run.id)
             if row is None or row.holder != self._holds.holder:
-                raise ResumeError("checkpoint_in_use", f"Another process continues the run {run.id}.")
+                raise in_use(run.id)
             run.charge = await self._kernel.states.reserve(execution.owner, self._checkpoints.max_bytes)
             stored = (await self._checkpoints.decode(await store.checkpoints.state(row))).session
             run.charge.set(stored.memory_bytes)

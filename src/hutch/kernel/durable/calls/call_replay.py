@@ -83,6 +83,7 @@ class CallReplay:
         self._bytes = sum(len(call.answer or b"") for call in recorded)
         self._progress = asyncio.Condition()
         self._divergence: str | None = None
+        self._is_closed = False
 
     @classmethod
     async def open(cls, store: Store, run_id: str, owner: str, seconds: float) -> CallReplay:
@@ -181,6 +182,7 @@ class CallReplay:
 
     async def _take(self, server: str, tool: str, digest: str) -> RecordedCall | None:
         key = server, tool, digest
+        self._check_open(server, tool)
         async with self._progress:
             if self._divergence is None and key not in self._waiting and self._waiting:
                 # Wait before reporting a divergence: another branch of the guest may still make the recorded
@@ -188,7 +190,9 @@ class CallReplay:
                 try:
                     async with asyncio.timeout(DIVERGENCE_SECONDS):
                         await self._progress.wait_for(lambda: not self._waiting or self._divergence)
+                    self._check_open(server, tool)
                 except TimeoutError:
+                    self._check_open(server, tool)
                     self._divergence = self._describe(server, tool)
                     self._progress.notify_all()
             if self._divergence is not None:
@@ -214,6 +218,16 @@ class CallReplay:
         number, recorded = self._next_recorded()
         return _diverged(f"now it has ended without calling {recorded} (recorded call {number})")
 
+    def close(self) -> None:
+        """Fails all further calls. The guest's process is being ended, and may still send some."""
+        self._is_closed = True
+        self._waiting.clear()
+
+    def _check_open(self, server: str, tool: str) -> None:
+        if self._is_closed:
+            message = "The call was not made, because the code was stopped"
+            raise UpstreamError(server, tool, message, kind=INTERRUPTED)
+
     def end_replay(self) -> str | None:
         """Fails all further calls of a guest that has not made all recorded calls. Returns an error message,
         or None if the guest has made them.
@@ -230,6 +244,7 @@ class CallReplay:
     async def record(self, server: str, tool: str, arguments: Any, make: Callable[[], Awaitable[Any]]) -> Any:
         """Records a call, makes it, and records its result. Raises UpstreamError."""
         digest = _digest(arguments)
+        self._check_open(server, tool)
         try:
             call = await self._begin(server, tool, digest)
         except HutchError as error:
@@ -284,11 +299,15 @@ class CallReplay:
                 return
         if call.number >= MAX_RECORDED_CALLS:
             raise ResumeError("too_many_suspended", _too_many_calls())
-        table = (await self._open_store()).recorded_calls
         if call.number not in self._stored:
-            await table.add(self._run_id, self._owner, call, self._expires_at)
+            await self._insert(call)
         elif call.answer is not None:
-            await table.answer(self._run_id, call)
+            await (await self._open_store()).recorded_calls.answer(self._run_id, call)
+
+    async def _insert(self, call: RecordedCall) -> None:
+        """Adds a call to the store. Raises HutchError."""
+        store = await self._open_store()
+        await store.recorded_calls.add(self._run_id, self._owner, call, self._expires_at)
 
     async def _answer(self, call: RecordedCall, answer: Answer) -> None:
         data = msgspec.msgpack.encode(answer)
@@ -306,11 +325,13 @@ class CallReplay:
         if self._bytes + len(answer) > MAX_RECORDED_BYTES:
             problem = f"The results of the run's calls have more than {MAX_RECORDED_BYTES} bytes."
         elif self._unstored is None and self._unchecked_bytes + len(answer) > CHECKED_BYTES:
-            self._unchecked_bytes = 0
-            if not await self._owner_has_room():
+            if await self._owner_has_room():
+                self._unchecked_bytes = 0
+            else:
                 problem = self._too_many_bytes()
         if problem is not None:
-            logger.warning("run %s: a result is not recorded. %s", self._run_id, problem)
+            if self._problem is None:
+                logger.warning("run %s: some results are not recorded. %s", self._run_id, problem)
             self._stop_recording(problem)
             return False
         self._unchecked_bytes += len(answer)

@@ -11,6 +11,7 @@ import msgspec
 
 from hutch.errors import HutchError, ToolError, UpstreamError
 from hutch.kernel.durable.calls.call_replay import INTERRUPTED, CallReplay
+from hutch.kernel.durable.resume_errors import in_use
 from hutch.protocols.toolscript.durable.stored_script import AskedCall
 from hutch.protocols.toolscript.gateway.approvals import CallDenied, arguments_digest, check_size
 from hutch.protocols.toolscript.gateway.stored_approvals import suspend_until_approved
@@ -59,6 +60,7 @@ class AskingReplay(CallReplay):
         expires_at: str,
         waits: Waits,
         approvals: Approvals,
+        holder: str,
         *,
         max_owner_bytes: int,
         is_stored: bool,
@@ -66,8 +68,8 @@ class AskingReplay(CallReplay):
         asked: Sequence[AskedCall] = (),
         answers: Mapping[str, Answer | None] | None = None,
     ) -> None:
-        """`asked` and `answers` are calls for which the script waited when it was stored, and their results
-        as far as these exist.
+        """`holder` is this process in the store. `asked` and `answers` are calls for which the script waited
+        when it was stored, and their results as far as these exist.
         """
         ended = {call.number for call in recorded if call.answer is not None}
         # A call may have a record without a result and be asked about: it was being made when its process
@@ -76,6 +78,7 @@ class AskingReplay(CallReplay):
         self._answers = answers or {}
         self._waits = waits
         self._approvals = approvals
+        self._holder = holder
         calls = [
             *(call for call in recorded if call.number not in self._asked),
             *(
@@ -152,6 +155,13 @@ class AskingReplay(CallReplay):
         if answer.result_json is None:
             raise UpstreamError(call.server, call.tool, answer.message, kind=answer.code)
         return await decode_large_value(answer.result_json)
+
+    async def _insert(self, call: RecordedCall) -> None:
+        # The other branches of a script that waits continue to make calls. If another process has taken the
+        # run, because it knows nothing of this one, it has the calls that were recorded before.
+        table = (await self._open_store()).recorded_calls
+        if not await table.add_held(self._run_id, self._owner, call, self._expires_at, self._holder):
+            raise in_use(self._run_id)
 
     async def _record_answer(self, call: AskedCall, answer: Answer) -> None:
         """Records the result of an approved call, before the script gets it. Raises UpstreamError."""

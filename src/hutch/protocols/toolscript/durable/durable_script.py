@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hutch.errors import ExecutionError, HutchError, ResumeError
+from hutch.errors import ExecutionError, HutchError
 from hutch.kernel.durable.calls.call_replay import DIVERGED
-from hutch.kernel.durable.resume_errors import cancelled
+from hutch.kernel.durable.resume_errors import cancelled, in_use
 from hutch.kernel.durable.suspended_runs import SavedRun
 from hutch.protocols.toolscript.durable.asking_replay import AskingReplay, WaitingCall
 from hutch.protocols.toolscript.durable.stored_script import Output, StoredScript
@@ -113,9 +113,9 @@ class DurableScript:
     async def _hold(self) -> None:
         if self.is_held or not self.is_saved:
             return
-        if await self._all.replayed.take(self.run_id, self.owner) is None:
+        if await self._all.replayed.take(self.run_id, self.owner, is_live=True) is None:
             self.stop(SUSPENDED)
-            raise ResumeError("checkpoint_in_use", f"Another process continues the run {self.run_id}.")
+            raise in_use(self.run_id)
         self.is_held = True
         self.suspended_at = None
         self.suspended.clear()
@@ -182,7 +182,7 @@ class DurableScript:
         )
         if not is_saved:
             self.stop(SUSPENDED)
-            raise ResumeError("checkpoint_in_use", f"Another process continues the run {self.run_id}.")
+            raise in_use(self.run_id)
         self.is_saved = True
         if not waiting:
             return
@@ -233,6 +233,7 @@ class DurableScript:
         and a process continues it.
         """
         self.stopped_as = outcome
+        self.replay.close()
         if self.handle is not None:
             self.handle.stopped_as = outcome
         if self.task is not None:

@@ -52,6 +52,8 @@ logger = logging.getLogger("hutch.toolscript")
 
 MAX_BYTES_IN_MEMORY = 2 * MAX_RECORDED_BYTES
 """Memory that a script may need until it has made its recorded calls again: its results and its source."""
+CLOSED_SECONDS = 60.0
+"""Time for which calls of a script that has ended are refused."""
 KEEP_SECONDS = ASK_SECONDS
 """Time for which a script that waits stays in memory."""
 
@@ -110,6 +112,7 @@ class DurableScripts:
             self.calls_expire_at(),
             durable,
             self._gateway.approvals,
+            self.replayed.holder,
             max_owner_bytes=self._kernel.settings.max_suspended_bytes_per_owner,
             is_stored=False,
         )
@@ -146,7 +149,7 @@ class DurableScripts:
             charge.release()
 
     async def _run_again(self, run_id: str, owner: str, charge: StateCharge) -> None:
-        taken = await self.replayed.take(run_id, owner)
+        taken = await self.replayed.take(run_id, owner, is_live=False)
         if taken is None:
             return
         try:
@@ -165,6 +168,7 @@ class DurableScripts:
             self.calls_expire_at(),
             durable,
             self._gateway.approvals,
+            self.replayed.holder,
             max_owner_bytes=self._kernel.settings.max_suspended_bytes_per_owner,
             is_stored=True,
             recorded=recorded,
@@ -213,10 +217,10 @@ class DurableScripts:
             try:
                 result = await self._scripts().run(request, self._script_gateway())
             finally:
-                del self._gateway.replays[script.run_id]
+                message = script.replay.missing_call()
+                self._close_replay(script)
                 if script.stopped_as is None:
                     self.approvals.withdraw_questions(script.run_id)
-            message = script.replay.missing_call()
             if message is not None:
                 result = msgspec.structs.replace(
                     result, exit_code=FAILURE_EXIT_CODE, value_json=None, message=message
@@ -240,6 +244,19 @@ class DurableScripts:
         finally:
             del self._live[script.run_id]
             await _shielded(script.close())
+
+    def _close_replay(self, script: DurableScript) -> None:
+        """Fails the calls that still arrive from the process of a script. They would be made without a record
+        if the gateway did not know the run.
+        """
+        run_id, replay, replays = script.run_id, script.replay, self._gateway.replays
+        replay.close()
+
+        def forget() -> None:
+            if replays.get(run_id) is replay:
+                del replays[run_id]
+
+        asyncio.get_running_loop().call_later(CLOSED_SECONDS, forget)
 
     async def _wait(self, script: DurableScript) -> None:
         """Waits until a script has ended or is suspended."""
@@ -287,7 +304,7 @@ class DurableScripts:
             return
         since = {id: script.suspended_at for id, script in scripts.items()}
         store = await self._open_store()
-        suspended = await store.checkpoints.suspended([*scripts])
+        suspended = await store.checkpoints.suspended([*scripts], self.replayed.holder)
         answered = await store.checkpoints.answered([*scripts])
         longest = None
         for run_id, script in scripts.items():

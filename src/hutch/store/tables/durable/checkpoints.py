@@ -41,6 +41,7 @@ _TAKE = f"""
     UPDATE checkpoints SET state = 'running', holder = :holder, held_until = :held_until
     WHERE run_id = :run_id AND owner = :owner AND expires_at > :now
         AND (state = 'suspended' OR (state = 'running' AND (held_until < :now OR :is_holder_dead = 1)))
+        AND (:last_holder = '' OR holder = :last_holder)
     RETURNING {_COLUMNS}
 """
 
@@ -56,6 +57,9 @@ class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
     process) or `ended`.
     """
     holder: str | None = None
+    """Process that continues the run. A run of `ReplayedRuns` keeps it while it is suspended, because its
+    code may still run in that process.
+    """
     held_until: str | None = None
     created_at: str = msgspec.field(default_factory=now)
     expires_at: str
@@ -187,11 +191,19 @@ class CheckpointTable:
         return results[0].row_count == 1
 
     async def take(
-        self, run_id: str, owner: str, holder: str, held_until: str, *, is_holder_dead: bool = False
+        self,
+        run_id: str,
+        owner: str,
+        holder: str,
+        held_until: str,
+        *,
+        is_holder_dead: bool = False,
+        last_holder: str = "",
     ) -> CheckpointRow | None:
         """Marks a suspended run as running in the process `holder`. Also takes over a run in state `running`
-        if its holder has died: the time of the hold is over, or `is_holder_dead` is set. Returns None if
-        there is no such run, or if another process continues the run.
+        if its holder has died: the time of the hold is over, or `is_holder_dead` is set. With `last_holder`,
+        no other process may have continued the run since that process suspended it. Returns None if there is
+        no such run, or if another process continues the run.
         """
         values = {
             "run_id": run_id,
@@ -200,6 +212,7 @@ class CheckpointTable:
             "held_until": held_until,
             "now": now(),
             "is_holder_dead": int(is_holder_dead),
+            "last_holder": last_holder,
         }
         (changed,) = await self._database.write(SqlStatement(_TAKE, values))
         return _row(changed.rows[0]) if changed.rows else None
@@ -359,10 +372,16 @@ class CheckpointTable:
         """
         return [run_id for (run_id,) in await self._database.read(sql, run_ids=list(run_ids) or [""])]
 
-    async def suspended(self, run_ids: Sequence[str]) -> list[str]:
-        """Returns those of the runs that are suspended."""
-        sql = "SELECT run_id FROM checkpoints WHERE run_id IN :run_ids AND state = 'suspended'"
-        return [run_id for (run_id,) in await self._database.read(sql, run_ids=list(run_ids) or [""])]
+    async def suspended(self, run_ids: Sequence[str], holder: str) -> list[str]:
+        """Returns those of the runs that are suspended, and that no process has continued since `holder` has
+        suspended them.
+        """
+        sql = """
+            SELECT run_id FROM checkpoints
+            WHERE run_id IN :run_ids AND state = 'suspended' AND holder = :holder
+        """
+        found = await self._database.read(sql, run_ids=list(run_ids) or [""], holder=holder)
+        return [run_id for (run_id,) in found]
 
     async def find_call(self, token_digest: str) -> tuple[CheckpointRow, str] | None:
         """Returns the run and the id of the call with a token. Ignores calls that wait for an approval: their

@@ -5,6 +5,7 @@ recorded results instead of calling the tools again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -14,6 +15,11 @@ from hutch.tasks import TimeSlices
 
 ROW_BYTES = 256
 """Approximate size of a row without its result."""
+
+
+_COLUMNS = ("run_id", "number", "owner", "server", "tool", "digest", "answer", "bytes", "expires_at")
+_INSERT = f"INSERT INTO recorded_calls ({', '.join(_COLUMNS)})"
+_VALUES = ", ".join(f":{name}" for name in _COLUMNS)
 
 
 class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,30 +45,51 @@ class RecordedCallTable:
         """Records calls, with their results as far as they have any. Raises AlreadyExists, and records
         nothing, if a number is in use.
         """
-        sql = """
-            INSERT INTO recorded_calls
-                (run_id, number, owner, server, tool, digest, answer, bytes, expires_at)
-            VALUES (:run_id, :number, :owner, :server, :tool, :digest, :answer, :bytes, :expires_at)
-        """
         rows, slices = [], TimeSlices()
         for call in calls:
             await slices.pause()
-            answer = None
-            if call.answer is not None:
-                answer = await self._encryption.encrypt_bytes(call.answer, *_context(run_id, call))
-            values = {
-                "run_id": run_id,
-                "number": call.number,
-                "owner": owner,
-                "server": call.server,
-                "tool": call.tool,
-                "digest": call.digest,
-                "answer": answer,
-                "bytes": ROW_BYTES + len(answer or ""),
-                "expires_at": expires_at,
-            }
-            rows.append(values)
-        await self._database.write_batches(SqlBatch(sql, rows))
+            rows.append(await self._values(run_id, owner, call, expires_at))
+        await self._database.write_batches(SqlBatch(f"{_INSERT} VALUES ({_VALUES})", rows))
+
+    async def add_held(
+        self, run_id: str, owner: str, call: RecordedCall, expires_at: str, holder: str
+    ) -> bool:
+        """Like `add`, for a run that may be suspended. Returns False, and records nothing, if another process
+        than `holder` has continued the run, or if the run has ended.
+        """
+        values = await self._values(run_id, owner, call, expires_at)
+        run = {"run_id": run_id, "holder": holder}
+        # The first statement locks the row, so that another process takes the run either before this
+        # transaction or after it.
+        _, inserted = await self._database.write(
+            SqlStatement("UPDATE checkpoints SET holder = holder WHERE run_id = :run_id", {"run_id": run_id}),
+            SqlStatement(
+                f"""
+                {_INSERT} SELECT {_VALUES} WHERE NOT EXISTS (
+                    SELECT 1 FROM checkpoints
+                    WHERE run_id = :run_id AND (holder IS NULL OR holder <> :holder)
+                )
+                """,
+                values | run,
+            ),
+        )
+        return inserted.row_count == 1
+
+    async def _values(self, run_id: str, owner: str, call: RecordedCall, expires_at: str) -> dict[str, Any]:
+        answer = None
+        if call.answer is not None:
+            answer = await self._encryption.encrypt_bytes(call.answer, *_context(run_id, call))
+        return {
+            "run_id": run_id,
+            "number": call.number,
+            "owner": owner,
+            "server": call.server,
+            "tool": call.tool,
+            "digest": call.digest,
+            "answer": answer,
+            "bytes": ROW_BYTES + len(answer or ""),
+            "expires_at": expires_at,
+        }
 
     async def answer(self, run_id: str, call: RecordedCall) -> None:
         """Stores the result of a call that is recorded without one."""
