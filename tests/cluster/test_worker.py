@@ -20,8 +20,10 @@ from tests.support.network.clusters import (
 from tests.support.processes import descendants, is_runner
 from tests.support.waiting import eventually
 
+from hutch.cluster import messages
 from hutch.cluster.encryption import NodeKey
 from hutch.cluster.link import LINK_ID_BYTES, hello_packet
+from hutch.cluster.messages import FrontAnnouncement, Hello
 from hutch.cluster.node import Node
 from hutch.cluster.worker import Worker, WorkerTraits
 from hutch.kernel.execution import Execution
@@ -207,3 +209,24 @@ async def test_machines_without_the_secret_are_logged_once_a_minute(
     assert send_hellos() == 11
     assert worker.lease_count == 0
     assert connection.sent == []
+
+
+async def test_worker_announces_lost_links_only_of_fronts_that_it_has_heard_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hutch.cluster.worker.FRONT_LOST_SECONDS", -1.0)
+    connection: Any = RecordingConnection()
+    connection.publish, connection.max_payload, connection.problem = lambda *_: None, MIB, "none"
+    unused: Any = None
+    node = Node(Settings(cluster_secret="s" * 32), connection, "1.0.0")
+    worker = Worker(node, unused, unused, WorkerTraits("container", "bundle"))
+    announced = FrontAnnouncement(id="heard", node="n", version="1.0.0", number=1)
+    worker._front_announced(announced)
+    key = NodeKey()
+    ids = {front: os.urandom(LINK_ID_BYTES) for front in ("heard", "a", "b")}
+    for front, id in ids.items():
+        keys = key.link_keys(node.key.public, node.secret, id)
+        hello = messages.encode(Hello(front=front, node="n", version="1.0.0"))
+        worker._receive(hello_packet(id, key.public, keys.to_worker, hello))
+    worker._check()
+    assert worker._announcement().lost_links == [ids["heard"]]

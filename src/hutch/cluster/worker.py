@@ -226,7 +226,10 @@ class Worker:
     def _lose(self, front: FrontLink) -> None:
         """Cancels the executions of a front that may still wait for them. The next announcement says so."""
         self._forget(front)
-        self._lost_links[front.hello.front] = front.link.id
+        # A front that this worker has not heard of ignores its announcements anyway, and would never be
+        # removed from `_lost_links`.
+        if front.hello.front in self._heard_fronts:
+            self._lost_links[front.hello.front] = front.link.id
 
     def _forget(self, front: FrontLink) -> None:
         for lease in [*front.leases.values()]:
