@@ -146,6 +146,68 @@ async def test_owner_may_store_a_limited_size_of_results(store: Store) -> None:
         await second.replay.store_calls()
 
 
+async def test_results_of_a_stored_run_count_for_its_owner(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call_replay, "CHECKED_BYTES", 1_000)
+    first = deferred(store, max_owner_bytes=3_000)
+    await first.replay.store_calls()
+    for number in range(10):
+        await first.call("a", f"{number}" * 900)
+    assert await store.recorded_calls.stored_bytes(OWNER) < 10_000
+    assert first.replay.problem is not None
+    assert "max_suspended_bytes_per_owner" in first.replay.problem
+    # The calls whose results are missing are not made again.
+    again = await guest(store)
+    assert await again.call("a", "0" * 900) == ["a", "0" * 900]
+    with pytest.raises(UpstreamError, match="may have had an effect"):
+        await again.call("a", "9" * 900)
+    assert again.made == []
+
+
+async def test_run_records_a_limited_number_of_calls(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_replay, "MAX_RECORDED_CALLS", 3)
+    stored, in_memory = await guest(store), deferred(store)
+    for number in range(3):
+        await stored.call("a", number)
+        await in_memory.call("a", number)
+    with pytest.raises(UpstreamError, match="not made, because it could not be recorded"):
+        await stored.call("a", 3)
+    assert len(stored.made) == 3
+    # A run that was never stored goes on, but cannot be stored any more.
+    assert await in_memory.call("a", 3) == ["a", 3]
+    assert len(in_memory.made) == 4
+    with pytest.raises(ResumeError, match="has 3 recorded calls"):
+        await in_memory.replay.store_calls()
+
+
+async def test_refused_call_is_replayed(store: Store) -> None:
+    first = await guest(store)
+    error = UpstreamError("s", "no", "refused", kind="denied")
+    await first.replay.record_failure("s", "no", {"value": None}, error)
+    await first.call("a")
+    again = await guest(store)
+    with pytest.raises(UpstreamError, match="refused") as refused:
+        await again.call("no")
+    assert refused.value.kind == "denied"
+    assert await again.call("a") == ["a", None]
+    assert again.made == []
+
+
+async def test_closed_replay_makes_no_call(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_replay, "DIVERGENCE_SECONDS", 0.05)
+    first = await guest(store)
+    await first.call("a")
+    again = await guest(store)
+    waiting = asyncio.ensure_future(again.call("b"))
+    await asyncio.sleep(0)
+    again.replay.close()
+    for call in (waiting, again.call("a")):
+        with pytest.raises(UpstreamError, match="the code was stopped"):
+            await call
+    assert again.made == []
+
+
 async def test_diverging_call_is_named(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_replay, "DIVERGENCE_SECONDS", 0.02)
     first = await guest(store)

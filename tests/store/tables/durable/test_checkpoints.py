@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from hutch.errors import AlreadyExists
+from hutch.errors import AlreadyExists, VaultError
+from hutch.store.backends.base import SqlStatement
 from hutch.store.models import now
 from hutch.store.store import Store
 from hutch.store.tables.durable.checkpoints import CheckpointRow, NewPendingCall
@@ -38,7 +40,14 @@ async def test_suspended_and_answered_runs_are_found_by_their_ids(store: Store) 
     later = now(plus_seconds=60)
     for run_id in ("waiting", "answered", "ended"):
         row = CheckpointRow(
-            run_id=run_id, owner="ada", protocol="p", bundle="b", generation=1, expires_at=later, bytes=1
+            run_id=run_id,
+            owner="ada",
+            protocol="p",
+            bundle="b",
+            generation=1,
+            holder="me",
+            expires_at=later,
+            bytes=1,
         )
         call = NewPendingCall(call_id=f"{run_id}-1", provider="s", tool="t", question="{}")
         assert await store.checkpoints.save(row, [b"state"], [call], None)
@@ -47,9 +56,10 @@ async def test_suspended_and_answered_runs_are_found_by_their_ids(store: Store) 
     await store.recorded_calls.add("ended", "ada", recorded, later)
     assert await store.checkpoints.end("ended", None, [b"result"], later)
     runs = ["waiting", "answered", "ended", "unknown"]
-    assert sorted(await store.checkpoints.suspended(runs)) == ["answered", "waiting"]
+    assert sorted(await store.checkpoints.suspended(runs, "me")) == ["answered", "waiting"]
     assert await store.checkpoints.answered(runs) == ["answered"]
-    assert await store.checkpoints.suspended([]) == []
+    assert await store.checkpoints.suspended([], "me") == []
+    assert await store.checkpoints.suspended(runs, "other") == []
     # The end of a run deletes the record of its calls.
     assert await store.recorded_calls.of_run("ended", "ada") == []
 
@@ -67,3 +77,38 @@ async def test_recorded_calls_are_added_together_and_can_be_kept_longer(store: S
     await table.extend("run", "ada", "2100-01-01T00:00:00.000Z")
     await table.delete_expired("2050-01-01T00:00:00.000Z")
     assert await table.of_run("run", "ada") == calls
+
+
+async def test_call_is_recorded_only_while_no_other_process_continues_the_run(store: Store) -> None:
+    later, calls = now(plus_seconds=60), store.recorded_calls
+
+    async def add(number: int) -> bool:
+        call = RecordedCall(number=number, server="s", tool="t", digest="d")
+        return await calls.add_held("run", "ann", call, later, "first process")
+
+    assert await add(0), "the run is not stored yet"
+    suspended = msgspec.structs.replace(row(1, 100), holder="first process")
+    assert await store.checkpoints.save(suspended, [b"state"], [], None)
+    assert await add(1)
+    assert await store.checkpoints.take("run", "ann", "second process", later) is not None
+    assert not await add(2)
+    again = await store.checkpoints.take("run", "ann", "first process", later, last_holder="first process")
+    assert again is None
+    await store.checkpoints.release("run", "second process")
+    assert not await add(2)
+    again = await store.checkpoints.take("run", "ann", "first process", later, last_holder="first process")
+    assert again is None
+    assert [call.number for call in await calls.of_run("run", "ann")] == [0, 1]
+
+
+@pytest.mark.parametrize("column", ["server", "tool", "digest", "number"])
+async def test_result_of_one_call_is_not_used_for_another(store: Store, column: str) -> None:
+    later, calls = now(plus_seconds=60), store.recorded_calls
+    call = RecordedCall(number=0, server="s", tool="t", digest="d", answer=b"answer")
+    await calls.add("run", "ann", call, later)
+    value = 1 if column == "number" else "x"
+    await store._database.write(
+        SqlStatement(f"UPDATE recorded_calls SET {column} = :value", {"value": value})
+    )
+    with pytest.raises(VaultError):
+        await calls.of_run("run", "ann")
