@@ -44,6 +44,17 @@ async def test_code_runs_on_the_server_and_tools_in_the_client(remote: Remote) -
         assert seen == [("é", "note")]
 
 
+async def test_call_without_await_is_a_warning_over_a_connection(remote: Remote) -> None:
+    async def note(text: str) -> str:
+        return text
+
+    async with remote as h:
+        r = await h.run("tools.note({text: 'é'});\nreturn 1", tools=[note])
+        assert r.result == 1
+        (warning,) = r.warnings
+        assert warning.startswith("1 call of tools.note")
+
+
 async def test_inputs_and_log_callback_work_over_a_connection(remote: Remote) -> None:
     lines: list[str] = []
     arrived = asyncio.Event()

@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import Run
 from tests.support.processes import TIMEOUT_SECONDS
 
-from hutch import Provider, ToolContext, ToolError, tool
+from hutch import Hutch, Provider, ToolCallEnded, ToolContext, ToolError, tool
 from hutch.api.agent_tool import text_for_model
 from hutch.kernel.error_hints import PROMISE_WARNING
 
@@ -134,9 +134,72 @@ async def test_forgotten_await_and_missing_namespace_are_explained(run: Run) -> 
 
 async def test_promise_that_became_a_text_is_a_warning(run: Run) -> None:
     result = await run("return `found: ${tools.echo(1)}`", tools=[echo])
-    assert (result.result, result.warnings) == ("found: [object Promise]", (PROMISE_WARNING,))
+    assert result.result == "found: [object Promise]"
+    assert PROMISE_WARNING in result.warnings
     assert PROMISE_WARNING in text_for_model(result, 1_000)
     assert (await run("return `found: ${await tools.echo(1)}`", tools=[echo])).warnings == ()
+
+
+UNENDED = (
+    "1 call of tools.add (line {line}) had not ended when the code returned, and may not have been made."
+    " Did you forget `await`?"
+)
+
+
+async def add(a: float, b: float) -> float:
+    return a + b
+
+
+async def test_call_without_await_is_a_warning_and_recorded(sandbox: Hutch, engine: Any) -> None:
+    async def stay(a: int) -> None:
+        await asyncio.Event().wait()
+
+    warning = UNENDED.format(line=2).replace("add", "stay")
+    code = "const a = 1;\ntools.stay({ a });\nreturn 5"
+    started = await sandbox.start(code, tools=[stay], engine=engine)
+    events = [event async for event in started]
+    result = await started.result()
+    assert (result.result, result.warnings) == (5, (warning,))
+    assert [(call.tool, call.ok, call.code, call.line) for call in result.calls] == [
+        ("stay", False, "cancelled", 2)
+    ]
+    ended = [event for event in events if isinstance(event, ToolCallEnded)]
+    assert [(event.ok, event.code) for event in ended] == [(False, "cancelled")]
+    assert warning in text_for_model(result, 1_000)
+    awaited = await sandbox.run("return await tools.add({ a: 1, b: 2 })", tools=[add], engine=engine)
+    assert (awaited.result, awaited.warnings, len(awaited.calls)) == (3, (), 1)
+
+
+async def test_warning_counts_the_calls_of_each_tool(run: Run) -> None:
+    code = "tools.add({ a: 1, b: 2 });\ntools.echo(1);\ntools.add({ a: 1, b: 2 });\nreturn 1"
+    result = await run(code, tools=[add, echo], on_log=print)
+    (warning,) = result.warnings
+    assert warning.startswith("2 calls of tools.add (lines 1, 3) and 1 call of tools.echo (line 2) had not")
+    many = await run("for (let i = 0; i < 9; i++) tools.add({ a: 1, b: 2 });\nreturn", tools=[add])
+    assert many.warnings[0].startswith("9 calls of tools.add had not ended")
+
+
+async def test_result_that_is_not_json_because_of_a_call_without_await_is_explained(run: Run) -> None:
+    code = "const sum = tools.add({ a: 1, b: 2 });\nreturn sum * 2"
+    result = await run(code, tools=[add], on_log=print)
+    assert result.error is not None
+    assert "NaN" in result.error.message
+    assert result.error.message.endswith(UNENDED.format(line=1))
+
+
+async def test_error_while_other_calls_run_has_no_warning(run: Run) -> None:
+    code = "await Promise.all([tools.fail({}), tools.wait()])"
+
+    async def wait() -> None:
+        await asyncio.Event().wait()
+
+    result = await run(code, tools=[fail, wait])
+    assert result.error is not None
+    assert (result.error.message, result.warnings) == ("it broke", ())
+    assert [(call.tool, call.code) for call in result.calls] == [
+        ("fail", "tool_error"),
+        ("wait", "cancelled"),
+    ]
 
 
 async def test_other_missing_function_is_not_mistaken_for_a_tool(run: Run) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from hutch.errors import InvalidTool
-from hutch.kernel.error_hints import PROMISE_WARNING
+from hutch.kernel.error_hints import code_warnings
 from hutch.session.run import Result
 from hutch.session.tools.names import is_identifier
 from hutch.session.tools.provider import Provider
@@ -73,8 +73,9 @@ def text_for_model(result: Result, max_chars: int) -> str:
         text = result.result_json.decode()
     if len(text) > max_chars:
         text = f"{text[:max_chars]}… ({len(text)} characters; return less)"
-    if PROMISE_WARNING in result.warnings:
-        text = f"{text}\n\nWarning: {PROMISE_WARNING}"
+    for warning in code_warnings(result):
+        if warning not in text:
+            text = f"{text}\n\nWarning: {warning}"
     logs = "\n".join(result.logs)
     if len(logs) > max_chars:
         logs = f"… {logs[-max_chars:]}"

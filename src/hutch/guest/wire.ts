@@ -145,6 +145,8 @@ export interface Outcome {
   durationMs: number;
   /** Extension: state of the VM after a turn of a session. */
   vm?: VmState;
+  /** Extension: number of tool calls whose results the guest has not received. */
+  openCalls?: number;
 }
 
 export function startedLine(id: string): string {
@@ -214,10 +216,11 @@ export function availableTools(namespace: string, tools: string[]): string {
 }
 
 export function doneLine(id: string, outcome: Outcome): string {
-  const { ok, result, error, logs, logsTruncated, durationMs, vm } = outcome;
+  const { ok, result, error, logs, logsTruncated, durationMs, vm, openCalls } = outcome;
   const head = `{"type":"done","id":${stringify(id)},"ok":${ok},"durationMs":${durationMs},` +
     `"logs":[${jsonStrings(logs)}]${logsTruncated ? ',"logsTruncated":true' : ""}` +
-    (vm ? `,"vm":{"pages":${vm.pages},"faults":${vm.faults}}` : "");
+    (vm ? `,"vm":{"pages":${vm.pages},"faults":${vm.faults}}` : "") +
+    (openCalls ? `,"openCalls":${openCalls}` : "");
   if (ok) return result === undefined ? `${head}}\n` : `${head},"result":${result}}\n`;
   return `${head},"error":{${errorFields(error!)}}}\n`;
 }

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from hutch.errors import ExecutionError
+from hutch.session.calls.description import FORGOTTEN_AWAIT
 from hutch.session.language import python_hint
 from hutch.session.run import Result
 from hutch.session.tools.provider import Provider
@@ -56,6 +57,9 @@ def with_hint(source: str, engine: str, result: Result, providers: Sequence[Prov
             hint = missing_name_hint(missing[1], engine) if missing[1] != "tools" or not providers else None
             hint = hint or _tool_name_hint(missing[1], providers)
         hint = hint or python_hint(source, error.message)
+    elif error.code == "serialization_error" and "await" not in error.message:
+        # For example, the code calculated NaN with the promise of a call.
+        hint = next((warning for warning in result.warnings if warning.endswith(FORGOTTEN_AWAIT)), None)
     elif error.name == "TypeError" and error.line is not None and providers:
         lines = source.split("\n", error.line)
         line = lines[error.line - 1] if error.line <= len(lines) else ""
@@ -104,6 +108,15 @@ def _with_promise_warning(result: Result) -> Result:
     if result.result_json is None or PROMISE_TEXT.encode() not in result.result_json:
         return result
     return msgspec.structs.replace(result, warnings=(*result.warnings, PROMISE_WARNING))
+
+
+def code_warnings(result: Result) -> list[str]:
+    """Returns the warnings about the code itself, which its author can use."""
+    return [
+        warning
+        for warning in result.warnings
+        if warning == PROMISE_WARNING or warning.endswith(FORGOTTEN_AWAIT)
+    ]
 
 
 def missing_name_hint(name: str, engine: str | None = None) -> str | None:

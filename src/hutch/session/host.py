@@ -46,12 +46,18 @@ from hutch.session.suspension import Answer, MemoryCollector, SavedSession
 from hutch.session.tools.provider import Provider
 from hutch.session.turn import Turn, TurnState, turn_json
 from hutch.telemetry.trace_context import TraceContext
+from hutch.text import cut
 
 # Extension of the runner's deadline during a pause. It is longer than any approval. When the pause ends, the
 # runner gets the exact deadline.
 _MAX_PAUSE_MS = 24 * 3600 * 1000
 TIMER_TOLERANCE_SECONDS = 0.01
 MAX_RUN_ID_CHARS = 128
+# Limits on the warnings of a server.
+MAX_WARNINGS = 100
+MAX_WARNING_CHARS = 2_000
+# Beginning of the messages about a result that is not JSON or too large. The code has returned then.
+_BAD_RESULT = "The result "
 TIMED_OUT = WireError(code="timeout", message="Execution timed out")
 
 
@@ -583,11 +589,8 @@ class Session:
             self._give_up()
             return
         self.lost, self.may_restart = True, may_restart
-        running = [] if self._calls is None else self._calls.running()
-        self.can_repeat = not running
+        self.can_repeat = self._calls is None or not self._calls.is_running
         self._settle(WireError(code="interrupted", message=f"The run was interrupted: {reason}"))
-        if running and self.result is not None:
-            self.result = msgspec.structs.replace(self.result, calls=[*self.result.calls, *running])
 
     def fail(self, error: WireError) -> None:
         """Ends the session with an error that the host has detected itself, such as the memory limit."""
@@ -655,7 +658,21 @@ class Session:
         # The text becomes part of other lines, so replace its line breaks. Valid JSON has line breaks only
         # between values.
         json = json.replace(b"\n", b" ").replace(b"\r", b" ") if json else None
-        self._settle(error, value=value, json=json, logs=logs, truncated=truncated, duration_ms=duration_ms)
+        warnings: Sequence[str] = ()
+        if self._peer.trusted and done.warnings is not UNSET:
+            warnings = [cut(warning, MAX_WARNING_CHARS) for warning in done.warnings[:MAX_WARNINGS]]
+        elif self._calls is not None and (error is None or error.message.startswith(_BAD_RESULT)):
+            warning = self._calls.unended_warning(0 if done.open_calls is UNSET else done.open_calls)
+            warnings = () if warning is None else (warning,)
+        self._settle(
+            error,
+            value=value,
+            json=json,
+            logs=logs,
+            truncated=truncated,
+            duration_ms=duration_ms,
+            warnings=warnings,
+        )
 
     def _judge(self, error: WireError) -> WireError:
         """Returns the error with a code that the host accepts. A code that the host cannot confirm becomes
@@ -681,12 +698,13 @@ class Session:
         logs: list[str] | None = None,
         truncated: bool = False,
         duration_ms: float = 0.0,
+        warnings: Sequence[str] = (),
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
         if self.saved is None:
             if self._calls is not None:
-                self._calls.end()
+                self._calls.end("interrupted" if error and error.code == "interrupted" else "cancelled")
             # Drop the reference to the run, which refers to this session; see `ToolCalls.end`.
             self._on_started = None
         self._has_ended = True
@@ -700,6 +718,7 @@ class Session:
             run_id=self.run_id,
             result_json=json,
             calls=self.calls,
+            warnings=warnings,
             files=() if self._files is None or not self._files.count else self._files.files(),
         )
         if self._waiter is not None and not self._waiter.done():

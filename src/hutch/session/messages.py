@@ -229,6 +229,10 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done", tag_field="typ
     """Records of the calls of a resumed run. An extension of Hutch, only for connections that have negotiated
     durable runs.
     """
+    open_calls: int | UnsetType = UNSET
+    """Number of tool calls whose results the guest has not received. An extension of Hutch."""
+    warnings: list[str] | UnsetType = UNSET
+    """Problems that did not stop the run. An extension of Hutch; only those of a server are used."""
 
 
 class Memory(msgspec.Struct, frozen=True, tag="memory", tag_field="type"):

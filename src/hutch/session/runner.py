@@ -423,6 +423,7 @@ class ChannelServer:
             error=UNSET if result.error is None else self._wire_error(result.error),
             logs_truncated=True if result.logs_truncated else UNSET,
             calls=result.calls if id in self._resumed else UNSET,
+            warnings=[*result.warnings] if result.warnings else UNSET,
         )
         self._channel.send(encode(done))
 

@@ -70,6 +70,25 @@ async def test_result_has_value_logs_calls_and_the_run_id_of_the_header(client: 
     }
 
 
+async def test_call_without_await_is_a_warning_and_the_numbers_of_calls_agree(
+    client: httpx2.AsyncClient,
+) -> None:
+    code = 'tools.tracker.createIssue({title: "x"});\nreturn "made"'
+    result = (await client.post("/run", json={"code": code, "record": "full"})).json()
+    assert result["result"] == "made"
+    assert [(call["tool"], call["ok"], call["code"]) for call in result["calls"]] == [
+        ("createIssue", False, "cancelled")
+    ]
+    (warning,) = (text for text in result["warnings"] if "gone" not in text)
+    assert warning.startswith("1 call of tools.tracker.createIssue (line 1) had not ended when the code ret")
+    assert warning.endswith("Did you forget `await`?")
+    run = (await client.get(f"/runs/{result['run_id']}")).json()
+    assert run["tool_call_count"] == 1
+    (call,) = run["tool_calls"]
+    assert (call["ok"], call["code"], call["line"]) == (False, "cancelled", 1)
+    assert call["duration_ms"] is not None
+
+
 async def test_files_are_sent_and_returned_in_base64(client: httpx2.AsyncClient) -> None:
     code = """
         await files.write("copy.txt", await files.text("a.txt"));

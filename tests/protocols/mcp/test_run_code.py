@@ -60,6 +60,23 @@ async def test_javascript_returns_result_logs_and_tool_calls(client: Client) -> 
     ]
 
 
+async def test_javascript_call_without_await_is_explained(client: Client) -> None:
+    warning = "1 call of tools.github.createIssue had not ended when the code returned"
+    undefined = "return tools.github.createIssue({ title: 'x' }).number"
+    text = text_of(await run(client, undefined, "javascript"))
+    assert "The result is undefined" in text
+    assert "`return` the values" not in text
+    assert f"Warning: {warning}" in text
+    found = await run_structured(client, undefined, "javascript")
+    assert [each.startswith(warning) for each in found["warnings"]] == [True]
+    not_a_number = "const made = tools.github.createIssue({ title: 'x' });\nreturn made * 2"
+    text = text_of(await run(client, not_a_number, "javascript"))
+    assert text.count(warning) == 1
+    assert "NaN" in text
+    awaited = await run(client, "await tools.github.createIssue({ title: 'x' });\nreturn", "javascript")
+    assert "(The result is undefined: `return` the values that you need; 1 tool call)" in text_of(awaited)
+
+
 async def test_session_keeps_variables_between_calls(client: Client) -> None:
     first = "const made: {number: number} = await tools.github.createIssue({ title: 'x' })"
     assert (await run_structured(client, first, session="work"))["ok"]

@@ -26,6 +26,7 @@ import {
   doneLine,
   type Execute,
   type HostMessage,
+  isFileTarget,
   isJson,
   logLine,
   providerTools,
@@ -38,7 +39,7 @@ import {
 const evaluate = eval;
 const { parse, stringify } = JSON;
 const { apply } = Reflect;
-const { assign, hasOwn, keys } = Object;
+const { assign, create, hasOwn, keys } = Object;
 const { replace, slice } = String.prototype;
 const { exec, test } = RegExp.prototype;
 const NO_PERMISSIONS = "; guests have no permissions, only tools";
@@ -59,6 +60,9 @@ class Run {
   #program?: Program;
   #over = false;
 
+  /** Numbers of the tool calls whose results the guest has not received. */
+  readonly openCalls: Record<number, true> = create(null);
+
   /** Milliseconds by which the host has extended the time limit. */
   extraMs = 0;
 
@@ -77,6 +81,7 @@ class Run {
     const targets = callTargets(providers, options.files);
     const emit = (call: number, tool: number, input: string, stack: string) => {
       if (this.#over) return;
+      if (!isFileTarget(targets[tool])) this.openCalls[call] = true;
       this.#wire.send(toolCallLine(id, String(call), targets[tool], input, this.#lineOf(stack)));
     };
     const { maxResultBytes: maxInputBytes, sendCallLines, files } = options;
@@ -186,7 +191,8 @@ class Run {
     if (durationMs >= this.#request.options.timeoutMs + this.extraMs) {
       [ok, result, error] = [false, undefined, TIMED_OUT];
     }
-    this.#wire.send(doneLine(this.#request.id, { ok, result, error, logs, logsTruncated, durationMs }));
+    const openCalls = keys(this.openCalls).length, { id } = this.#request;
+    this.#wire.send(doneLine(id, { ok, result, error, logs, logsTruncated, durationMs, openCalls }));
   }
 }
 
@@ -227,6 +233,7 @@ function receive(message: HostMessage | WarmUp): void {
     run.start();
   } else if (message.type === "warm_up") warmUp();
   else if (message.type === "tool_result") {
+    delete run?.openCalls[Number(message.callId)];
     settle(
       Number(message.callId),
       message.ok,

@@ -70,6 +70,13 @@ export class Run {
       this.calls.size + this.timers.size > 0;
   }
 
+  /** Number of tool calls whose results the guest has not received. */
+  get openCalls(): number {
+    let count = this.calls.size - this.fileCalls.size;
+    for (const [entry] of this.queue) if (entry === "settle") count++;
+    return count;
+  }
+
   state(memory: SuspendedState["memory"], calls: SuspendedState["calls"]): SuspendedState {
     const now = performance.now();
     return {

@@ -340,7 +340,8 @@ export class Runner {
     run.over = true;
     const { lines: logs, truncated: logsTruncated } = run.logs;
     const durationMs = elapsed(run.startedAt);
-    this.#wire.send(doneLine(run.id, { ...outcome, logs, logsTruncated, durationMs }));
+    const { openCalls } = run;
+    this.#wire.send(doneLine(run.id, { ...outcome, logs, logsTruncated, durationMs, openCalls }));
     this.#drop(run);
   }
 

@@ -11,6 +11,7 @@ from mcp.types import CallToolResult, ContentBlock, TextContent
 
 from hutch.kernel.error_hints import PROMISE_TEXT, PROMISE_WARNING
 from hutch.protocols.toolscript.gateway.gateway import CompletedCall
+from hutch.session.calls.description import FORGOTTEN_AWAIT
 from hutch.session.json_value import NotJsonSafe, encode_value, well_formed
 
 MAX_CHARS = 30_000
@@ -81,6 +82,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     duration_ms: float = 0.0
     truncated: bool = False
     files: list[ReportedFile] = []
+    warnings: list[str] = []
+    """Problems of the code that did not stop it."""
     value: KeptValue | None = None
     """Name under which the whole result is kept, if it was too large for the report."""
 
@@ -212,11 +215,17 @@ def _report_parts(report: RunReport) -> Iterable[str]:
         notes.append(f"exit code {report.exit_code}")
     has_output = report.stdout or report.stderr or report.logs or report.files
     if not (report.error or report.result is not None or has_output):
-        notes.insert(0, "The result is undefined: `return` the values that you need")
+        is_await_forgotten = any(warning.endswith(FORGOTTEN_AWAIT) for warning in report.warnings)
+        advice = "" if is_await_forgotten else ": `return` the values that you need"
+        notes.insert(0, f"The result is undefined{advice}")
     if report.result is not None and PROMISE_TEXT in _result_text(report.result):
         notes.append(PROMISE_WARNING)
     if notes:
         yield f"({'; '.join(notes)})"
+    for warning in report.warnings:
+        # The error message may contain the warning.
+        if warning != PROMISE_WARNING and (report.error is None or warning not in report.error.message):
+            yield f"Warning: {warning}"
 
 
 def _file_line(file: ReportedFile) -> str:

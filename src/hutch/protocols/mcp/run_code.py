@@ -12,6 +12,7 @@ import msgspec
 from mcp.types import CallToolResult
 
 from hutch.errors import HutchError, InvalidExecution
+from hutch.kernel.error_hints import code_warnings
 from hutch.kernel.execution import Execution
 from hutch.protocols.mcp.arguments import RunCode
 from hutch.protocols.mcp.interfaces import McpServices
@@ -382,5 +383,6 @@ def _javascript_report(result: Result, fields: dict[str, Any]) -> RunReport:
         logs=result.logs,
         error=failure,
         truncated=result.logs_truncated,
+        warnings=code_warnings(result),
         **fields,
     )

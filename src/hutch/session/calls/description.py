@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import monotonic, time
 
 from msgspec import UNSET, Raw, UnsetType
@@ -19,6 +20,10 @@ from hutch.text import cut
 MAX_CALL_ID_CHARS = 128
 MAX_NAME_CHARS = 1_024
 MAX_SHOWN_NAME_CHARS = 100
+# Maximum number of tools, and of lines of each tool, in a warning about calls that had not ended.
+MAX_WARNED_TOOLS = 3
+MAX_WARNED_LINES = 5
+FORGOTTEN_AWAIT = "Did you forget `await`?"
 
 
 def shown_name(call: ToolCall) -> str:
@@ -27,6 +32,32 @@ def shown_name(call: ToolCall) -> str:
 
 def shown(provider: str, tool: str) -> str:
     return cut(f"{provider}.{tool}", MAX_SHOWN_NAME_CHARS)
+
+
+def unended_warning(calls: Sequence[tuple[str, int | None]]) -> str:
+    """Returns a warning about calls that had not ended when the code returned. Each call is given by the
+    name of its tool and its line, if that is known.
+    """
+    by_tool: dict[str, list[int | None]] = {}
+    for name, line in calls:
+        by_tool.setdefault(name, []).append(line)
+    parts = [
+        f"{count} call{'' if count == 1 else 's'} of {name}{_shown_lines(lines)}"
+        for name, lines in by_tool.items()
+        if (count := len(lines))
+    ]
+    if len(parts) > MAX_WARNED_TOOLS:
+        parts[MAX_WARNED_TOOLS:] = [f"calls of {len(parts) - MAX_WARNED_TOOLS} more tools"]
+    listed = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+    return f"{listed} had not ended when the code returned, and may not have been made. {FORGOTTEN_AWAIT}"
+
+
+def _shown_lines(lines: Sequence[int | None]) -> str:
+    known = list(dict.fromkeys(str(line) for line in lines if line is not None))
+    if not known:
+        return ""
+    shown = [*known[:MAX_WARNED_LINES], *("…" for _ in known[MAX_WARNED_LINES : MAX_WARNED_LINES + 1])]
+    return f" (line{'' if len(known) == 1 else 's'} {', '.join(shown)})"
 
 
 def line_of(call: ToolCall) -> int | None:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic, time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Raw
 
@@ -24,6 +24,7 @@ from hutch.session.calls.description import (
     shown,
     shown_name,
     suspended_line,
+    unended_warning,
 )
 from hutch.session.calls.file_tasks import FileCallTasks
 from hutch.session.calls.link import SessionLink
@@ -57,6 +58,16 @@ if TYPE_CHECKING:
 MAX_OPEN_INPUT_BYTES = 64 * 1024 * 1024
 MAX_INVALID_INPUT_BYTES = 32 * 1024 * 1024
 MAX_REMEMBERED_ERRORS = 1_000
+
+
+class _RunningCall(NamedTuple):
+    """A call whose tool is running."""
+
+    task: asyncio.Task[None]
+    call: ToolCall
+    began: float
+    """Start of the call on the monotonic clock."""
+    trace: TraceContext | None
 
 
 class ToolCalls:
@@ -100,8 +111,8 @@ class ToolCalls:
         self._loop, self._thread = loop, threading.get_ident()
         self._ids: set[str] = set()
         self._file_tasks: FileCallTasks | None = None
-        self._tasks: dict[str, tuple[asyncio.Task[None], ToolCall, float]] = {}
-        """Tasks of running tools by call id, each with the call and the time at which it began."""
+        self._tasks: dict[str, _RunningCall] = {}
+        """Running tools by call id."""
         self._open_bytes = self._invalid_input_bytes = self._refused = 0
         self._is_cancelled = self._has_ended = False
         self._cancelled: anyio.Event | None = None
@@ -135,10 +146,17 @@ class ToolCalls:
         return True
 
     def _start(self, call: ToolCall, provider: Provider, *, is_repeated: bool = False) -> None:
+        trace = self._trace
+        if trace is not None and not provider.is_internal:
+            trace = trace.child()
+        # Emit the event here and not in the task: if the run ends before the task begins, the call must
+        # nevertheless be recorded.
+        if self._listeners and not is_repeated:
+            report_start(self._listeners, call)
         began = monotonic()
-        task = start_now(self._dispatch(call, provider, is_repeated=is_repeated), self._loop)
+        task = start_now(self._dispatch(call, provider, trace, is_repeated=is_repeated), self._loop)
         if not task.done():
-            self._tasks[call.call_id] = task, call, began
+            self._tasks[call.call_id] = _RunningCall(task, call, began, trace)
             self._watch_wait()
 
     def _receive_file_call(self, call: ToolCall, files: FileCalls) -> bool:
@@ -172,7 +190,7 @@ class ToolCalls:
 
     def open_tools(self) -> list[str]:
         """Returns the names of the tools whose results the guest waits for."""
-        running = [shown_name(call) for _, call, _ in self._tasks.values()]
+        running = [shown_name(running.call) for running in self._tasks.values()]
         return running + [shown(call.provider, call.tool) for call in self.pending.values()]
 
     # --- suspension ---
@@ -225,23 +243,56 @@ class ToolCalls:
 
     def in_flight(self) -> list[PendingCall]:
         """Returns the calls of a suspended run whose tools still run, or ended after the suspension."""
-        running = [self._running_call(call, began) for _, call, began in self._tasks.values()]
+        running = [self._running_call(tool.call, tool.began) for tool in self._tasks.values()]
         return running if self._suspension is None else running + self._suspension.finished_calls()
 
     def running(self) -> list[CallRecord]:
         """Returns `interrupted` records of the running calls. They are stored in case the process dies."""
+        return self._running_records("interrupted")
+
+    def _running_records(self, code: str) -> list[CallRecord]:
         return [
             CallRecord.of(
                 call.provider_name,
-                self._providers[call.provider_name].tools[call.safe_tool_name].name,
+                call.safe_tool_name,
                 False,
                 monotonic() - began,
                 start_ms=self._start_ms(began),
                 line=line_of(call),
-                code="interrupted",
+                code=code,
+                span_id=self._span_id(trace),
             )
-            for _, call, began in self._tasks.values()
+            for _, call, began, trace in self._tasks.values()
         ]
+
+    def _span_id(self, trace: TraceContext | None) -> str | None:
+        """Returns the id of a call's own span. Calls of internal tools have none."""
+        return None if trace is None or trace is self._trace else trace.span_id
+
+    def unended_warning(self, open_calls: int) -> str | None:
+        """Returns a warning about the calls whose results the guest has not received, if there are any.
+        `open_calls`: their number according to the guest, or 0 if it does not tell.
+        """
+        if not (open_calls > 0 or self._tasks or self.pending):
+            return None
+        calls = [
+            (shown_name(call), line_of(call))
+            for _, call, _, _ in self._tasks.values()
+            if not self._providers[call.provider_name].is_internal
+        ]
+        calls += [(shown(call.provider, call.tool), call.line) for call in self.pending.values()]
+        # The results of the calls that ended last may be on their way to the guest.
+        sent = open_calls - len(self._tasks) - len(self.pending)
+        if sent > 0:
+            calls = [
+                *(
+                    (shown(record.provider, record.tool), record.line)
+                    for record in self.records[-sent:]
+                    if record.provider in self._providers and not self._providers[record.provider].is_internal
+                ),
+                *calls,
+            ]
+        return unended_warning(calls) if calls else None
 
     def begin_journal(self, journal: Callable[[str, Answer], Awaitable[None]]) -> dict[str, Answer]:
         """From now on, passes the results of all running tools to `journal` before the guest gets them.
@@ -249,7 +300,7 @@ class ToolCalls:
         """
         assert self._suspension is not None
         # The results of streams are not stored, because the guest has already received some of their items.
-        running = [call_id for call_id, (_, call, _) in self._tasks.items() if call.stream is not True]
+        running = [call_id for call_id, tool in self._tasks.items() if tool.call.stream is not True]
         return self._suspension.begin_journal(journal, running)
 
     def hold(self, open_calls: Mapping[str, int]) -> None:
@@ -266,7 +317,7 @@ class ToolCalls:
 
     async def wait_for_running(self, seconds: float) -> None:
         """Waits until one of the running tools has ended, or until the timeout."""
-        tasks = [task for task, _, _ in self._tasks.values()]
+        tasks = [running.task for running in self._tasks.values()]
         await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
     @property
@@ -320,16 +371,35 @@ class ToolCalls:
             self._wait_timer.cancel()
         if self._file_tasks is not None:
             self._file_tasks.cancel()
-        for task in [task for task, _, _ in self._tasks.values()]:
+        for task in [running.task for running in self._tasks.values()]:
             task.cancel()
 
-    def end(self) -> None:
-        """Cancels the running tools at the end of the run. The listeners get no further events."""
+    def end(self, code: str = "cancelled") -> None:
+        """Cancels the running tools at the end of the run, and ends their calls with `code`. The listeners
+        get no further events.
+        """
+        if self._tasks or self.pending:
+            self._end_open_calls(code)
         self._has_ended = True
         self.cancel()
         # The session cannot be lost or suspended any more. Drop the references to it, so that it is freed
         # together with its run and not by the garbage collector, which took an eighth of the host's CPU time.
         self._link, self._file_tasks = self._link.without_session(), None
+
+    def _end_open_calls(self, code: str) -> None:
+        records = self._running_records(code)
+        ids = [run_call_id(running.call) for running in self._tasks.values()]
+        for call in self.pending.values():
+            seconds = max(0.0, time() - call.started_at)
+            names = call.provider, call.tool
+            records.append(
+                CallRecord.of(*names, False, seconds, start_ms=call.start_ms, line=call.line, code=code)
+            )
+            ids.append(call.call_id)
+        self.records += records[: MAX_RECORDED_CALLS - len(self.records)]
+        if self._listeners:
+            for call_id, record in zip(ids, records, strict=True):
+                self._emit_end(call_id, record.duration_ms / 1000, None, code, "")
 
     def _refuse(self, call: ToolCall, message: str, code: str = wire_code("call_limit")) -> None:
         self._refused += 1
@@ -338,18 +408,16 @@ class ToolCalls:
             return
         self._reply_error(call.call_id, code, message)
 
-    async def _dispatch(self, call: ToolCall, provider: Provider, *, is_repeated: bool = False) -> None:
+    async def _dispatch(
+        self, call: ToolCall, provider: Provider, trace: TraceContext | None, *, is_repeated: bool = False
+    ) -> None:
         began = monotonic()
         ok = is_pending = False
         result, code, message = b"", "", ""
-        trace = self._trace
         if trace is not None:
             # Each call runs in its own task, so setting `current` affects only the spans that this tool
             # creates.
-            trace = trace if provider.is_internal else trace.child()
             current.set(trace)
-        if self._listeners and not is_repeated:
-            report_start(self._listeners, call)
         try:
             if self._link.writable is not None:
                 await self._link.writable()
@@ -393,9 +461,9 @@ class ToolCalls:
             elapsed = monotonic() - began
             if self.pending and not self._tasks and self._link.on_all_pending is not None:
                 self._link.on_all_pending()
-            if len(self.records) < MAX_RECORDED_CALLS and not is_pending:
+            # `end` has recorded a call that is cancelled because the run has ended.
+            if len(self.records) < MAX_RECORDED_CALLS and not is_pending and not self._has_ended:
                 names = call.provider_name, call.safe_tool_name
-                span_id = None if trace is None or trace is self._trace else trace.span_id
                 self.records.append(
                     CallRecord.of(
                         *names,
@@ -404,11 +472,10 @@ class ToolCalls:
                         start_ms=self._start_ms(began),
                         line=line_of(call),
                         code=code or None,
-                        span_id=span_id,
+                        span_id=self._span_id(trace),
                     )
                 )
-            # A call that is cancelled because the run has ended emits no event, because the last event of the
-            # run was emitted before.
+            # If the run has ended, `end` has already emitted the event.
             if self._listeners and not self._has_ended and not is_pending:
                 output = result if ok else None
                 report_end(self._listeners, run_call_id(call), elapsed, output, code, message)

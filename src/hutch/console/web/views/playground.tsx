@@ -206,6 +206,11 @@ function Output({ progress }: { progress?: RunProgress }) {
       >
         {error !== undefined && <ErrorNote error={error} />}
         {result && !result.ok && <Failure error={result.error} />}
+        {result?.warnings?.map((text: string) => (
+          <p key={text} class="note" role="status">
+            <strong>Warning:</strong> {visible(text)}
+          </p>
+        ))}
         {result?.ok && (
           <>
             <Json value={result.result} />
