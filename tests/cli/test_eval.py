@@ -61,6 +61,15 @@ def test_json_prints_the_result_object_on_one_line() -> None:
     assert output == {"ok": True, "result": [1, 2], "logs": ["x"]}
 
 
+def test_warnings_go_to_stderr_and_into_json() -> None:
+    code = "`${Promise.resolve(1)}`"
+    done = hutch("eval", code)
+    assert (done.returncode, done.stdout) == (0, '"[object Promise]"\n')
+    assert "hutch: the result contains [object Promise]" in done.stderr
+    (warning,) = json.loads(hutch("eval", "--json", code).stdout)["warnings"]
+    assert warning.startswith("the result contains [object Promise]")
+
+
 def test_json_of_undefined_has_no_result() -> None:
     assert set(json.loads(hutch("eval", "--json", "undefined").stdout)) == {"ok", "logs", "durationMs"}
 

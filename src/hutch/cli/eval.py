@@ -101,6 +101,8 @@ def _print_result(result: Result, source: str, settings: Settings, *, json: bool
     if result.logs_truncated:
         more = "HUTCH_MAX_LOG_LINES and HUTCH_MAX_LOG_CHARS allow more"
         print_note(f"the logs were truncated; {more}")
+    for warning in result.warnings:
+        print_note(warning)
     if result.error is None:
         # Print nothing for an undefined result, because it has no JSON representation.
         if result.result_json is not None:
@@ -131,6 +133,8 @@ def _encode_result(result: Result) -> bytes:
     elif result.result_json is not None:
         body["result"] = msgspec.Raw(result.result_json)
     body |= {"logs": result.logs, "durationMs": result.duration_ms}
+    if result.warnings:
+        body["warnings"] = [*result.warnings]
     if result.files:
         body["files"] = [
             {"name": file.name, "mimeType": file.mime_type, "size": file.size} for file in result.files
