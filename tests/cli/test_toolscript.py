@@ -98,7 +98,9 @@ def test_invalid_option_is_named(arguments: list[str], message: str, tmp_path: P
 def test_timeout_is_reported_and_exits_124(tmp_path: Path) -> None:
     done = hutch("exec", "--timeout", "0.5", "console.log('x'); for (;;);", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (124, "x\n")
-    assert done.stderr == "hutch: The script did not finish within 500 ms\n"
+    assert (
+        done.stderr == "hutch: The script did not finish within 500 ms; --timeout SECONDS allows up to 300\n"
+    )
 
 
 def test_memory_limit_is_in_megabytes(tmp_path: Path) -> None:

@@ -201,6 +201,28 @@ async def test_timeout_names_the_tools_that_the_guest_waited_for(run: Run) -> No
 
 
 @pytest.mark.parametrize("engine", ["quickjs"])
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        ("console.log(1);\nwhile (true) {}", 2),
+        ("let a = 1;\nlet b = 2;\nlet i = 0;\nwhile (true) { i++ }", 4),
+        ("function f() {\n  let k = 0;\n  while (true) { k++ }\n}\n\nf()", 3),
+        ("class A { m() {\n  let k = 0;\n  for (;;) k++\n} }\n\nnew A().m()", 3),
+        ("[1].map((n: number) => {\n  while (n) { n++ }\n})", 2),
+    ],
+)
+async def test_timeout_names_the_line_of_a_loop_without_calls(run: Run, code: str, line: int) -> None:
+    message = f"Execution timed out after 200 ms, near line {line}"
+    # On a busy machine, the runner may be too slow to report the line.
+    for _ in range(5):
+        result = await run(code, timeout_ms=200)
+        if result.stack is not None:
+            break
+    assert result.error is not None
+    assert result.error.message == message
+
+
+@pytest.mark.parametrize("engine", ["quickjs"])
 @pytest.mark.parametrize("others", [0, 3])
 async def test_timeout_of_a_busy_guest_says_where_it_was(run: Run, others: int) -> None:
     code = "function busy() {\n  for (;;) Math.sqrt(2)\n}\n\nbusy()"

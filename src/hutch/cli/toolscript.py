@@ -21,7 +21,13 @@ from hutch.errors import HutchError, InvalidExecution
 from hutch.protocols.toolscript.checker.checker import Script
 from hutch.protocols.toolscript.checker.diagnostics import InvalidScript
 from hutch.protocols.toolscript.checker.rewrite import may_return
-from hutch.protocols.toolscript.execute import GATEWAY_VARIABLE, ScriptGateway, ScriptRequest, ScriptResult
+from hutch.protocols.toolscript.execute import (
+    GATEWAY_VARIABLE,
+    TIMEOUT_EXIT_CODE,
+    ScriptGateway,
+    ScriptRequest,
+    ScriptResult,
+)
 from hutch.protocols.toolscript.gateway.remote import RemoteGateway
 from hutch.settings import MIB, Settings
 
@@ -85,7 +91,13 @@ def _run(
         "on_output": output,
     }
     gateway_url = url or os.environ.get(GATEWAY_VARIABLE) or None
-    return output.print_result(event_loop.run_async(_execute(settings, source, gateway_url, request)))
+    result = event_loop.run_async(_execute(settings, source, gateway_url, request))
+    maximum = settings.max_timeout_ms / 1000
+    is_timeout = result.exit_code == TIMEOUT_EXIT_CODE and result.message is not None
+    if is_timeout and (seconds or settings.script_timeout_ms / 1000) < maximum:
+        message = f"{result.message}; --timeout SECONDS allows up to {maximum:g}"
+        result = msgspec.structs.replace(result, message=message)
+    return output.print_result(result)
 
 
 def _read_source(code: str | None, file: Path | None) -> str | Path:

@@ -76,17 +76,26 @@ async def test_call_without_await_is_a_warning_and_the_numbers_of_calls_agree(
     code = 'tools.tracker.createIssue({title: "x"});\nreturn "made"'
     result = (await client.post("/run", json={"code": code, "record": "full"})).json()
     assert result["result"] == "made"
-    assert [(call["tool"], call["ok"], call["code"]) for call in result["calls"]] == [
-        ("createIssue", False, "cancelled")
-    ]
+    # Whether the call ends before the run depends on the speed of the server.
+    (made,) = result["calls"]
+    assert (made["tool"], made["line"]) == ("createIssue", 1)
     (warning,) = (text for text in result["warnings"] if "gone" not in text)
     assert warning.startswith("1 call of tools.tracker.createIssue (line 1) had not ended when the code ret")
     assert warning.endswith("Did you forget `await`?")
     run = (await client.get(f"/runs/{result['run_id']}")).json()
     assert run["tool_call_count"] == 1
     (call,) = run["tool_calls"]
-    assert (call["ok"], call["code"], call["line"]) == (False, "cancelled", 1)
+    assert (call["tool"], call["ok"], call["line"]) == ("createIssue", made["ok"], 1)
     assert call["duration_ms"] is not None
+
+
+async def test_reached_limit_names_the_field_that_raises_it(client: httpx2.AsyncClient) -> None:
+    waiting = {"code": "await new Promise(() => {})", "limits": {"timeout_ms": 100}}
+    message = (await client.post("/run", json=waiting)).json()["error"]["message"]
+    assert message == "Execution timed out after 100 ms; limits.timeout_ms allows up to 300000"
+    filling = {"code": "const a = []; for (;;) a.push(new Array(1000).fill(1))"}
+    message = (await client.post("/run", json=filling)).json()["error"]["message"]
+    assert "; limits.memory_limit_bytes allows up to " in message
 
 
 async def test_files_are_sent_and_returned_in_base64(client: httpx2.AsyncClient) -> None:

@@ -1,5 +1,6 @@
 /** Messages and positions of failed executions. */
 
+import { interruptedLoop } from "../source/loops.ts";
 import { availableTools, type Execute } from "../wire.ts";
 import { type Run } from "./run.ts";
 import { type Vm, VmError } from "./vm.ts";
@@ -28,7 +29,7 @@ export function unknownTool({ code, providers }: Execute, line = 0): string | un
 /** Returns the stack of an interrupted guest; empty if the guest caught the interruption. */
 export function interruptedAt({ vm, program }: Run): string {
   try {
-    return program.cleanStack(vm.stackOfException());
+    return program.cleanStack(program.atLoop(vm.stackOfException(), interruptedLoop));
   } catch {
     return "";
   }

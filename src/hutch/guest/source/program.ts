@@ -58,6 +58,7 @@ const MODULE_FRAME = /blob:null\/[\w-]+:(\d+):(\d+)/;
 const UNNAMED_FRAME = /^(\s*at (?:async )?)(?:<anonymous>|eval) \((.*)\)$/;
 /** Function of a frame in a stack trace. */
 const FRAME_FUNCTION = /^\s*at (?:async )?([^()]+) \(/;
+type FindLoop = (code: string, offset: number, name?: string) => number | undefined;
 const MAX_FRAMES = 20;
 const MAX_FRAME_NAME = 100;
 const MAX_COLUMN = 2 ** 31 - 1;
@@ -103,6 +104,25 @@ export class Program {
       const { line, column } = this.locate(Number(frame[1]), Number(frame[2]), insertions);
       return text.replace(frame[0], `${FILE}:${line}:${column}`).replace(UNNAMED_FRAME, "$1$2");
     }).join("\n");
+  }
+
+  /**
+   * Returns the stack of an interruption with the position of the interrupted loop instead of the last
+   * position before it, if that loop is found; see `interruptedLoop`.
+   */
+  atLoop(stack: string, findLoop: FindLoop): string {
+    const [first] = stack.split("\n", 1), frame = this.#framePattern().exec(first);
+    if (!frame) return stack;
+    const line = Number(frame[1]), lines = this.code.split("\n", line);
+    const before = lines.slice(0, line - 1).reduce((sum, text) => sum + text.length + 1, 0);
+    // The position of the guest's function is at the beginning of the prefix.
+    const offset = Math.max(before + Number(frame[2]) - 1, this.prefixLength);
+    const name = FRAME_FUNCTION.exec(first)?.[1];
+    const loop = findLoop(this.code, offset, name === "<anonymous>" ? undefined : name);
+    if (loop === undefined) return stack;
+    const loopLines = this.code.slice(0, loop).split("\n");
+    const position = `:${loopLines.length}:${loopLines.at(-1)!.length + 1}`;
+    return stack.replace(frame[0], frame[0].replace(/:\d+:\d+$/, position));
   }
 
   #framePattern(): RegExp {

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from hutch.errors import InvalidExecution, SessionError
+from hutch.errors import ExecutionError, InvalidExecution, SessionError
 from hutch.http.auth import AccessControl
 from hutch.http.endpoint import HttpProtocol, RequestContext
 from hutch.http.errors import ERROR_KINDS, ApiError
@@ -30,6 +30,7 @@ from hutch.problems import Problem, ProblemList, describe_value, similar_field
 from hutch.sandbox.runner.profile import profile_for
 from hutch.session.files.model import FileLimits, InputFiles, input_files
 from hutch.session.files.transfer import decode_files
+from hutch.session.host import TIMED_OUT
 from hutch.session.inputs import encode_decoded_inputs
 from hutch.session.json_value import encode_value
 from hutch.session.limits import Limits
@@ -153,8 +154,26 @@ class RunHandler:
             end = await self._suspended_runs.ends.wait(
                 run.id, execution.owner, run.listeners, lambda: self._access.is_draining
             )
-            return result if end is None else end
-        return result
+            result = result if end is None else end
+        return self._with_limit_hint(result, execution.limits)
+
+    def _with_limit_hint(self, result: Result, limits: Limits) -> Result:
+        """Names the field of the request that raises the limit that the run has reached."""
+        error, settings = result.error, self._kernel.settings
+        if error is None:
+            return result
+        if error.code == "timeout" and error.message.startswith(f"{TIMED_OUT.message} after"):
+            field, limit, maximum = "timeout_ms", limits.timeout_ms, settings.max_timeout_ms
+        elif error.code == "memory_limit":
+            field, limit = "memory_limit_bytes", limits.memory_limit_bytes
+            maximum = settings.max_memory_limit_bytes
+        else:
+            return result
+        if limit >= maximum:
+            return result
+        message = f"{error.message}; limits.{field} allows up to {int(maximum)}"
+        explained = ExecutionError(error.code, message, error.name, error.line, error.column, error.stack)
+        return msgspec.structs.replace(result, error=explained)
 
     async def check(self, body: RunBody) -> None:
         """Checks the limits and the files, before a run starts. Raises InvalidExecution."""
