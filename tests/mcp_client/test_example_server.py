@@ -18,8 +18,13 @@ from hutch.settings import load_settings
     ("tool", "arguments", "message"),
     [
         ("get_price", {"article": "boat"}, "There is no article 'boat'; the shop has lamp"),
-        ("get_price", {}, '"article" is a required property'),
-        ("order", {"article": "lamp", "count": 0}, "count"),
+        ("get_price", {}, "^Invalid input for tool get_price: article: is missing; expected a string$"),
+        ("get_price", {"artikel": "lamp"}, "artikel: is not known; did you mean article?"),
+        (
+            "order",
+            {"article": "lamp", "count": 0},
+            "order: count: expected an integer from 1 to 100, got",
+        ),
     ],
 )
 async def test_wrong_calls_say_what_is_expected(tool: str, arguments: dict[str, Any], message: str) -> None:

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from tests.mcp_client.conftest import SHORT_LIMITS, StartServers, http_server, stdio_server
+from tests.mcp_client.conftest import SERVERS, SHORT_LIMITS, StartServers, http_server, stdio_server
 from tests.support.mcp_servers.asgi_server import running_app
 from tests.support.mcp_servers.everything import Everything, app, sse_app
 from tests.support.waiting import eventually
 
 from hutch.errors import UpstreamError
+from hutch.mcp_client.config import ServerConfig, StdioConfig
 from hutch.mcp_client.limits import ServerLimits
 from hutch.mcp_client.servers import McpServers
 from hutch.mcp_client.tools import ServerStatus
@@ -69,6 +70,18 @@ async def test_timeout_includes_connecting_and_says_so(start: StartServers) -> N
     with pytest.raises(UpstreamError, match=r"was not connected within 0\.1 s") as caught:
         await servers.call("NeverResponds", "act", {}, timeout=0.1)
     assert caught.value.kind == "timeout"
+
+
+async def test_error_says_how_the_arguments_differ_from_the_schema_of_the_tool(start: StartServers) -> None:
+    transport = StdioConfig(command=sys.executable, args=(str(SERVERS / "tracker.py"),))
+    servers = await start(ServerConfig(name="tracker", transport=transport))
+    with pytest.raises(UpstreamError) as caught:
+        await servers.call("tracker", "get_issue", {"numbr": 1})
+    explanation = "Invalid input for tool get_issue: number: is missing; expected an integer"
+    assert caught.value.message.endswith(f"\n{explanation}")
+    with pytest.raises(UpstreamError) as caught:
+        await servers.call("tracker", "get_issue", {"number": 1})
+    assert caught.value.message == "there is no issue 1"
 
 
 async def test_killed_server_is_reconnected_at_the_next_call(start: StartServers) -> None:

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from hutch.errors import UpstreamError
-from hutch.mcp_client.tools import McpTool, McpToolResult, ServerStatus, tools_digest
+from hutch.mcp_client.tools import McpTool, McpToolResult, ServerStatus, argument_problem, tools_digest
 from hutch.session.json_value import encode_value
-from hutch.session.schema.type_hints import validator
 
 NAME = "shop"
 
@@ -88,7 +87,7 @@ class ExampleServers:
         on_input: Any = None,
     ) -> Any:
         """Raises UpstreamError."""
-        problem = validator(_TOOLS[tool].input_schema)(arguments)
+        problem = argument_problem(_TOOLS[tool], arguments)
         if problem is not None:
             raise UpstreamError(server, tool, problem, kind="invalid_arguments")
         await asyncio.sleep(_CALL_SECONDS)

@@ -14,7 +14,7 @@ from hutch.errors import UpstreamError, VaultError
 from hutch.mcp_client.config import ServerConfig, StdioConfig
 from hutch.mcp_client.errors import CallNotSent, ServerUnreachable
 from hutch.mcp_client.limits import ServerLimits
-from hutch.mcp_client.tools import McpTool, ServerState, ServerStatus
+from hutch.mcp_client.tools import McpTool, ServerState, ServerStatus, argument_problem
 from hutch.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -197,9 +197,12 @@ class McpServer:
             if definition is None:
                 raise self._unknown_tool(tool)
             with contextlib.suppress(CallNotSent):
-                return await connection.call(
-                    definition, arguments, on_progress, whole=whole, on_input=on_input
-                )
+                try:
+                    return await connection.call(
+                        definition, arguments, on_progress, whole=whole, on_input=on_input
+                    )
+                except UpstreamError as error:
+                    raise _with_argument_problem(error, definition, arguments) from error.__cause__
         raise self._not_connected(
             self._failure or ServerUnreachable("the connection is lost repeatedly"), tool
         )
@@ -357,6 +360,17 @@ class McpServer:
     def _should_retry(self) -> bool:
         failure = self._failure
         return failure is not None and not failure.lasting and self._failures <= self._limits.max_retries
+
+
+def _with_argument_problem(error: UpstreamError, tool: McpTool, arguments: dict[str, Any]) -> UpstreamError:
+    """Adds to an error of a tool how the arguments differ from its schema. The messages of many servers name
+    neither the tool nor the expected argument.
+    """
+    problem = argument_problem(tool, arguments) if error.kind in ("tool_error", "rpc_error") else None
+    if problem is None:
+        return error
+    message = f"{error.message}\n{problem}"
+    return UpstreamError(error.server, error.tool, message, kind=error.kind, details=error.details)
 
 
 async def _ask_untimed(

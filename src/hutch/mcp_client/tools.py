@@ -71,6 +71,15 @@ def _digest(value: object) -> str:
     return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:16]
 
 
+def argument_problem(tool: McpTool, arguments: dict[str, Any]) -> str | None:
+    """Describes how the arguments of a call differ from the tool's schema; None if they match it."""
+    # Import the module only when it is needed, because most calls succeed.
+    from hutch.session.schema.problems import describe_mismatch
+
+    problem = describe_mismatch(tool.input_schema, arguments, "", formats=None)
+    return f"Invalid input for tool {tool.name}: {problem}" if problem else None
+
+
 # --- results ---
 
 
