@@ -41,3 +41,8 @@ def test_nearest_existing_path_is_named_if_access_is_forbidden(tmp_path: Path, n
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full", "/"), OSError(errno.EACCES, "x"), OSError()])
 def test_other_errors_are_not_explained(error: OSError) -> None:
     assert errors.explain_home_error(error) is None
+
+
+def test_repr_of_an_execution_error_has_its_code() -> None:
+    error = errors.ExecutionError("tool_error", "no luck", "TypeError", 2, 3)
+    assert repr(error) == "ExecutionError('tool_error', 'TypeError: no luck (line 2, column 3)')"

@@ -131,6 +131,9 @@ class ExecutionError(HutchError):
         position = "" if has_position else f" (line {self.line}, column {self.column})"
         return f"{name}{self.message}{position}"
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.code!r}, {str(self)!r})"
+
     def __reduce__(self) -> tuple[Any, ...]:
         fields = (self.code, self.message, self.name, self.line, self.column, self.stack, self.retry_after)
         return type(self), fields

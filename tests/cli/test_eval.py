@@ -53,6 +53,12 @@ def test_position_of_a_syntax_error_is_printed_once() -> None:
     assert done.stderr.endswith("Unexpected token (line 2, column 9)\n")
 
 
+@pytest.mark.parametrize("code", ["1 +", "const f = () => {\n", "const a: number = foo("])
+def test_unfinished_code_is_named_as_such(code: str) -> None:
+    done = hutch("eval", code)
+    assert "SyntaxError: Unexpected end of the code" in done.stderr
+
+
 def test_json_prints_the_result_object_on_one_line() -> None:
     done = hutch("eval", "--json", "console.log('x'); [1, 2]")
     assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1)

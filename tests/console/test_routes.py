@@ -215,6 +215,12 @@ def test_console_command_explains_a_wrong_key_and_a_missing_server(guarded: Serv
     refused = hutch("console", guarded.url, env={"HUTCH_API_KEY": "wrong"})
     assert refused.returncode == 1
     assert "Set HUTCH_API_KEY" in refused.stderr
+    as_option = hutch("console", "--url", guarded.url, env={"HUTCH_API_KEY": KEY})
+    assert as_option.stdout.startswith(f"{guarded.url}/")
+    for command in (("runs", "list"), ("runs", "tail", "f" * 32)):
+        refused = hutch(*command, "--url", guarded.url)
+        assert refused.returncode == 2
+        assert "Set HUTCH_API_KEY to a valid API key of the server." in refused.stderr
     missing = hutch("console", "http://127.0.0.1:1")
     assert missing.returncode == 1
     assert "hutch serve" in missing.stderr

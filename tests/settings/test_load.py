@@ -197,6 +197,13 @@ def test_home_that_cannot_be_expanded_is_refused() -> None:
         load_settings(environ={"HUTCH_HOME": "~no-such-user/x"})
 
 
+def test_home_whose_parent_does_not_exist_is_refused(tmp_path: Path) -> None:
+    home = tmp_path / "mistyped" / "hutch"
+    with pytest.raises(SettingError, match=r"HUTCH_HOME: .* cannot be created, because .*mistyped does not"):
+        load_settings(environ={"HUTCH_HOME": str(home)})
+    assert load_settings(environ={"HUTCH_HOME": str(home.parent)}).home_path == home.parent
+
+
 def test_home_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/somewhere")
     assert load_settings(environ={}).home_path == Path("/somewhere/.hutch")

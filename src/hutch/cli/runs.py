@@ -69,8 +69,14 @@ class LocalRuns:
 class RemoteRuns:
     """Runs of a server. Errors of the server become InvalidInput."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, key_env: str) -> None:
         self._client = client
+        self._key_env = key_env
+
+    def _failure(self, body: Any, status: int) -> InvalidInput:
+        remedy = f"Set {self._key_env} to a valid API key of the server." if status == 401 else None
+        message = _error_message(body, status)
+        return InvalidInput("server", message if remedy is None else _sentence(message), remedy=remedy)
 
     async def call(self, method: str, path: str, **options: Any) -> Any:
         response = await self._client.request(method, path, **options)
@@ -79,7 +85,7 @@ class RemoteRuns:
         except ValueError:
             body = {"error": {"message": f"status {response.status_code}, and no JSON"}}
         if response.status_code >= 400:
-            raise InvalidInput("server", _error_message(body, response.status_code))
+            raise self._failure(body, response.status_code)
         return body
 
     async def list(self, parameters: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -96,9 +102,7 @@ class RemoteRuns:
         path = f"/runs/{quote(run_id, safe='')}/events"
         async with self._client.stream("GET", path, timeout=None) as response:
             if response.status_code >= 400:
-                raise InvalidInput(
-                    "server", _error_message(json.loads(await response.aread()), response.status_code)
-                )
+                raise self._failure(json.loads(await response.aread()), response.status_code)
             async for line in response.aiter_lines():
                 if line.startswith("data:"):
                     yield json.loads(line[5:])
@@ -116,6 +120,10 @@ def _error_message(body: Any, status: int) -> str:
     return message if isinstance(message, str) else f"status {status}"
 
 
+def _sentence(message: str) -> str:
+    return message if message.endswith((".", "!", "?")) else f"{message}."
+
+
 def with_server(url: str | None, key_env: str, action: Callable[[RemoteRuns], Awaitable[T]]) -> T:
     """Runs `action` with the given server or, without `url`, with the server of this machine's settings."""
     import httpx2
@@ -128,7 +136,7 @@ def with_server(url: str | None, key_env: str, action: Callable[[RemoteRuns], Aw
     async def run() -> T:
         try:
             async with httpx2.AsyncClient(base_url=base, headers=headers, timeout=60.0) as client:
-                return await action(RemoteRuns(client))
+                return await action(RemoteRuns(client, key_env))
         except httpx2.HTTPError as error:
             raise InvalidInput("url", f"{base}: {error}.", remedy="Is `hutch serve` running?") from None
 

@@ -109,7 +109,9 @@ def load_with_sources(
     if project is not None:
         values = {**values, **_project_overrides(project, values, in_file)}
     settings = _convert(values, strict=False)
-    _expand(settings.home, values.get("home", ("", "home"))[1])
+    home, where = _expand(settings.home, values.get("home", ("", "home"))[1]), _variable("home")
+    if values.get("home", ("", ""))[1] == where:
+        _check_parent(home, where)
     return settings, {key: where for key, (_, where) in values.items()}
 
 
@@ -214,6 +216,19 @@ def _expand(home: Any, where: str) -> Path:
         return Path(home).expanduser()
     except (TypeError, RuntimeError) as error:
         raise SettingError(f"{where}: expected the path of a directory, got {home!r}: {error}") from None
+
+
+def _check_parent(home: Path, where: str) -> None:
+    """Refuses a path whose parent does not exist. Such a path is probably mistyped, and Hutch would create
+    it.
+    """
+    try:
+        exists = home.absolute().parent.exists()
+    except OSError:
+        return
+    if not exists:
+        parent = home.absolute().parent
+        raise SettingError(f"{where}: {home} cannot be created, because {parent} does not exist. Create it.")
 
 
 def _find_file(home: Path) -> Path | None:

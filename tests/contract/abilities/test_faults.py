@@ -59,7 +59,7 @@ WRAPPERS = {
         "read already",
     ),
     "a syntax error": ("export const wrapper = ;", "Unexpected token"),
-    "text that is not code": ("<html>", "Unexpected token"),
+    "text that is not code": ("<html>", "Unexpected end of the code"),
     "an unknown name": ("export const wrapper = () => nothing.here", "nothing is not defined"),
     "throws at once": ("throw new RangeError('at once')", "at once"),
     "throws a string": ("export const wrapper = () => { throw 'just text' }", "just text"),
@@ -308,7 +308,7 @@ async def test_key_without_a_host_uses_the_service_name_if_that_is_a_host(harnes
 
 TRANSFORMS = {
     "not a function": ("5", "Transform code must be a function"),
-    "not JavaScript": ("(data) => {", "Unexpected token"),
+    "not JavaScript": ("(data) => {", "Unexpected end of the code"),
     "throws": ("() => { throw new Error('no luck') }", "no luck"),
     "throws null": ("() => { throw null }", "null"),
     "rejects": ("async () => { throw new Error('later') }", "later"),

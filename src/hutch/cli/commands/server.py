@@ -70,8 +70,9 @@ Examples:
 """,
 )
 @click.argument("url", required=False)
+@click.option("--url", "url_option", metavar="URL", hidden=True, help="The same as the argument URL.")
 @click.option("--open", "browser", is_flag=True, help="Open the link in a browser.")
-def console(url: str | None, browser: bool) -> int:
+def console(url: str | None, url_option: str | None, browser: bool) -> int:
     """Print a link to the web console of a running server.
 
     URL is the server's address, by default the one in the settings. If the server needs a key, the link signs
@@ -79,7 +80,7 @@ def console(url: str | None, browser: bool) -> int:
     """
     from hutch.cli.console import open_console
 
-    return open_console(url, browser=browser)
+    return open_console(url or url_option, browser=browser)
 
 
 @click.command(

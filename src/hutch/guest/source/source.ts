@@ -177,9 +177,21 @@ function applyEdits(text: string, edits: Edit[]): string {
 export function parseSource(source: string): Stripped & { tree: Tree } {
   try {
     return { tree: parseJs(source), text: source, columns: () => undefined };
-  } catch (error) {
-    return parseTypeScript(source, error as GuestSyntaxError);
+  } catch (jsError) {
+    try {
+      return parseTypeScript(source, jsError as GuestSyntaxError);
+    } catch (error) {
+      const { reason, at, needsCompiler } = error as GuestSyntaxError;
+      if (reason !== "Unexpected token" || !at || !isAtEnd(source, at)) throw error;
+      throw new GuestSyntaxError("Unexpected end of the code", at, needsCompiler);
+    }
   }
+}
+
+/** Returns true if a position is after the last character of the source. */
+function isAtEnd(source: string, { line, column }: Position): boolean {
+  const lines = source.trimEnd().split("\n");
+  return line > lines.length || (line === lines.length && column > lines[line - 1].length);
 }
 
 function parseTypeScript(source: string, jsError: GuestSyntaxError): Stripped & { tree: Tree } {
