@@ -62,6 +62,18 @@ def test_failure_names_its_line(server: ServeProcess, open_page: OpenPage) -> No
     expect(failure).to_contain_text("line 2")
 
 
+def test_call_without_await_is_a_warning_and_a_cancelled_call(
+    server: ServeProcess, open_page: OpenPage
+) -> None:
+    code = "tools.shop.order({ article: 'lamp', count: 1 });\nreturn 'ordered';"
+    page = open_with(open_page, server, code)
+    page.get_by_role("button", name="Run", exact=True).click()
+    expect(page.get_by_text("had not ended when the code returned")).to_contain_text("tools.shop.order")
+    expect(page.get_by_text("Tool calls (1)")).to_be_visible()
+    page.get_by_role("link", name="Timeline").click()
+    expect(page.get_by_role("button", name=re.compile("^order lamp"))).to_be_visible()
+
+
 def test_late_list_of_tools_does_not_replace_what_the_user_types(
     server: ServeProcess, open_page: OpenPage, page: Page
 ) -> None:

@@ -207,7 +207,9 @@ async def test_timeout_names_the_tool_that_the_code_waited_for(
 
     harness.upstream.functions["list_issues"] = hang
     found = await run_structured(client, "await tools.github.listIssues()", language, timeout_seconds=0.5)
-    assert found["error"]["message"].endswith(" 500 ms, waiting for tools.github.listIssues")
+    message = found["error"]["message"]
+    assert " 500 ms, waiting for tools.github.listIssues" in message
+    assert message.endswith("; timeout_seconds allows up to 300")
     assert found["exitCode"] in (124, None)
 
 

@@ -35,6 +35,7 @@ class _Header(msgspec.Struct, frozen=True, omit_defaults=True):
     error: WireError | None = None
     """Has the error code of Hutch, not the Execbox code that is sent to other implementations."""
     script: ScriptOutput | None = None
+    warnings: list[str] = []
 
 
 async def encode_result(result: Result) -> list[bytes]:
@@ -60,6 +61,7 @@ async def encode_result(result: Result) -> list[bytes]:
             stderr=well_formed(result.script.stderr),
             message=None if result.script.message is None else well_formed(result.script.message),
         ),
+        warnings=[well_formed(warning) for warning in result.warnings],
     )
     data = [value, *(file.data for file in result.files)]
     text = msgspec.msgpack.encode(header)
@@ -83,6 +85,7 @@ async def decode_result(parts: Sequence[bytes], run_id: str, max_bytes: int) -> 
         calls=header.calls,
         files=files,
         script=header.script,
+        warnings=header.warnings,
     )
 
 

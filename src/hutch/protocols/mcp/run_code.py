@@ -146,6 +146,7 @@ class CodeRunner:
             gateway = self._hutch.gateway
             explained = _with_servers(error, unavailable_servers(gateway))
             report = RunReport(ok=False, error=_invalid_script(explained), exit_code=1)
+        report = _with_limit_hint(report, arguments, self._hutch.settings)
         report = await self._keep_large(report, json, run.owner)
         return _tool_result(report, output, files, structured=arguments.format == "json")
 
@@ -261,6 +262,17 @@ def _timeout_ms(arguments: RunCode, settings: Settings) -> float:
             "timeout_seconds", f"is {arguments.timeout_seconds:g}; the maximum is {maximum:g}"
         )
     return max(1.0, arguments.timeout_seconds * 1000)
+
+
+def _with_limit_hint(report: RunReport, arguments: RunCode, settings: Settings) -> RunReport:
+    """Names the argument that allows more time if the run has reached its time limit."""
+    error = report.error
+    if error is None or error.code != "timeout":
+        return report
+    if _timeout_ms(arguments, settings) >= settings.max_timeout_ms:
+        return report
+    message = f"{error.message}; timeout_seconds allows up to {settings.max_timeout_ms / 1000:g}"
+    return msgspec.structs.replace(report, error=msgspec.structs.replace(error, message=message))
 
 
 # --- reports ---
