@@ -203,8 +203,8 @@ async def test_run_of_a_program_is_left_to_the_program(server: Server) -> None:
 
 
 async def guesses_until_refused(guess: Callable[[int], Awaitable[int]]) -> int:
-    """Guesses tokens until the server answers 429. Returns the number of guesses before. Allows for the guesses
-    that become free meanwhile.
+    """Guesses tokens until the server answers 429. Returns the number of guesses before. Allows for the
+    guesses that become free meanwhile.
     """
     began = time.monotonic()
     statuses = [await guess(0)]

@@ -399,7 +399,7 @@ class ToolCalls:
         self.records += records[: MAX_RECORDED_CALLS - len(self.records)]
         if self._listeners:
             for call_id, record in zip(ids, records, strict=True):
-                self._emit_end(call_id, record.duration_ms / 1000, None, code, "")
+                report_end(self._listeners, call_id, record.duration_ms / 1000, None, code, "")
 
     def _refuse(self, call: ToolCall, message: str, code: str = wire_code("call_limit")) -> None:
         self._refused += 1
