@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,12 @@ _CONTEXT = "sealed run"
 # authentication of the parts add less.
 _MAX_EXPANSION = 1.4
 _MAX_HEADER_BYTES = 64 * 1024
+# Upper bounds for the lines of a sealed run. Without them, a client's bytes could need twenty times their
+# size in memory, and one call could hold Python's lock for seconds.
+_MAX_LINES = 100_000
+_MIN_LINE_LIMIT_BYTES = 16 * 1024 * 1024
+_MAX_RUN_ID_BYTES = 128
+_COUNTED_BYTES = 1024 * 1024
 
 
 class SealedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,32 +127,57 @@ def _seal(run: SealedRun, home: Path) -> bytes:
     return b"\n".join((MAGIC + run_id.encode(), *texts))
 
 
-async def unseal(data: bytes, home: Path, max_bytes: int) -> SealedRun:
-    """Returns the content of a sealed run. `max_bytes`: maximum size of its state. Raises ResumeError and
-    VaultError.
+async def unseal(data: bytes | bytearray, home: Path, max_bytes: int, max_result_bytes: int = 0) -> SealedRun:
+    """Returns the content of a sealed run. `max_bytes`: maximum size of its state. `max_result_bytes`:
+    maximum size of the result of a call. Raises ResumeError and VaultError.
     """
     maximum = int(max_bytes * _MAX_EXPANSION) + _MAX_HEADER_BYTES
     if len(data) > maximum:
         raise _invalid(f"it has {len(data)} bytes; the limit is {maximum} (setting max_checkpoint_bytes)")
     if not data.startswith(MAGIC):
         raise _invalid("expected the bytes that Run.checkpoint() returned")
-    return await asyncio.to_thread(_unseal, data, home)
+    max_line = max(_MIN_LINE_LIMIT_BYTES, int(max_result_bytes * _MAX_EXPANSION))
+    return await asyncio.to_thread(_unseal, data, home, max_line)
 
 
-def _unseal(data: bytes, home: Path) -> SealedRun:
+def _unseal(data: bytes | bytearray, home: Path, max_line: int) -> SealedRun:
     keys = crypto.load_master_keys(home, os.environ, create=False)
+    end = data.find(b"\n", 0, len(MAGIC) + _MAX_RUN_ID_BYTES + 1)
+    if end < 0:
+        raise _invalid("expected the bytes that Run.checkpoint() returned")
+    count = _count_lines(data, end)
     try:
-        start, *texts = data.split(b"\n")
-        run_id = start[len(MAGIC) :].decode()
+        run_id = data[len(MAGIC) : end].decode()
         header, *parts = (
-            crypto.decrypt(keys, text.decode("ascii"), _CONTEXT, run_id, f"{number}/{len(texts)}")
-            for number, text in enumerate(texts)
+            crypto.decrypt(keys, text, _CONTEXT, run_id, f"{number}/{count}")
+            for number, text in enumerate(_lines(data, end + 1, max_line))
         )
         row, call_ids = msgspec.msgpack.decode(header, type=tuple[CheckpointRow, list[str]])
     except (ValueError, VaultError, msgspec.DecodeError):
         raise _invalid("it was altered, or sealed with another master key") from None
     answers = dict(zip(call_ids, parts, strict=False))
     return SealedRun(row=row, state=parts[len(answers) :], answers=answers)
+
+
+def _count_lines(data: bytes | bytearray, start: int) -> int:
+    """Returns the number of line breaks. Counts in pieces, because a single call holds Python's lock."""
+    count = 0
+    for piece in range(start, len(data), _COUNTED_BYTES):
+        count += data.count(b"\n", piece, piece + _COUNTED_BYTES)
+        if count > _MAX_LINES:
+            raise _invalid(f"it has more than {_MAX_LINES} parts")
+    return count
+
+
+def _lines(data: bytes | bytearray, start: int, max_bytes: int) -> Iterator[str]:
+    while start <= len(data):
+        end = data.find(b"\n", start, start + max_bytes + 1)
+        if end < 0:
+            end = len(data)
+        if end - start > max_bytes:
+            raise _invalid(f"a part has more than {max_bytes} bytes")
+        yield data[start:end].decode("ascii")
+        start = end + 1
 
 
 def _invalid(reason: str) -> ResumeError:
