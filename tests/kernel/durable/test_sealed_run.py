@@ -16,6 +16,8 @@ import hutch
 from hutch.errors import InvalidExecution
 from hutch.kernel.durable import checkpoint as checkpoints
 from hutch.kernel.durable import sealed_run
+from hutch.session.json_value import encode_value
+from hutch.session.suspension import Answer
 
 MASTER_KEY = "A" * 43 + "="
 
@@ -131,6 +133,36 @@ async def test_invalid_checkpoints_are_refused(first: hutch.Hutch, second: hutch
     assert await refusal(second, blob) == "checkpoint_not_found"
     result = await (await second.resume(blob, {call_id: "yes"}, tools=tools.all, owner="ada")).result()
     assert result.result == "yes"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (b"run\n" + b"ab\n" * 1_000_000, "more than 100000 parts"),
+        (b"run\n" + b"\n" * 10_000_000, "more than 100000 parts"),
+        (b"run\n" + b"A" * 17_000_000, "a part has more than 16777216 bytes"),
+        (b"x" * 200, "expected the bytes that"),
+    ],
+    ids=["short parts", "line breaks", "long part", "long id"],
+)
+async def test_lines_of_a_checkpoint_are_bounded(first: hutch.Hutch, text: bytes, reason: str) -> None:
+    """Splitting them all would hold Python's lock for seconds, and need twenty times their size."""
+    with pytest.raises(hutch.ResumeError, match=reason):
+        await first.resume(sealed_run.MAGIC + text)
+
+
+async def test_results_in_a_checkpoint_count_for_the_quota(
+    first: hutch.Hutch, tmp_path: Path, tools: Tools
+) -> None:
+    run = await first.start("return (await tools.ask({})).length", tools=tools.all)
+    (call,) = (await run.result()).pending_calls
+    suspended_runs = await first._opened()
+    await suspended_runs.calls.answer(
+        run.id or "", "default", {call.call_id: Answer(result_json=encode_value("x" * 200_000))}
+    )
+    blob = await run.checkpoint()
+    async with hutch.Hutch(home=str(tmp_path), max_suspended_bytes_per_owner=100_000) as other:
+        assert await refusal(other, blob, tools=tools.all) == "too_many_suspended"
 
 
 async def test_checkpoint_of_another_bundle_or_a_past_one_is_refused(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import time
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 from tests.http.execbox_client import ExecboxClient, connect_execbox
 from tests.support.messages import execute, tool_failure, tool_result
-from tests.support.processes import ServeProcess, hutch
+from tests.support.processes import ServeProcess, hutch, running_server
+from websockets.asyncio.client import connect
 
 ASK = "return [await tools.ask('x'), await tools.ask('y')]"
 
@@ -175,6 +178,88 @@ async def test_invalid_requests_are_refused(
 
 
 @pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        ({"type": 7}, "type: 7 is not valid"),
+        ({"$ref": "#"}, "it refers to itself"),
+        ({"$ref": "file:///etc/hostname"}, "$ref: "),
+    ],
+)
+async def test_invalid_schema_of_a_tool_is_refused(server: ServeProcess, schema: Any, problem: str) -> None:
+    async with connect_execbox(server.execbox, Hutch_Extensions="durable") as client:
+        run_id, call_id = await suspend(client, "a")
+        resume = execute("b", "", tools=("ask",), resume={"run": run_id})
+        resume["providers"][0]["tools"]["ask"]["outputSchema"] = schema
+        await client.send({**resume, "inputs": {"results": {call_id: 1}}})
+        error = (await client.end("b"))["error"]
+        expected = f"providers: the outputSchema of tools.ask is invalid: {problem}"
+        assert (error["code"], error["message"][: len(expected)]) == ("validation_error", expected)
+
+
+async def test_run_stays_suspended_if_its_resume_is_cancelled(server: ServeProcess) -> None:
+    async with connect_execbox(server.execbox, Hutch_Extensions="durable") as client:
+        # The cancellation may arrive at different moments.
+        for cancels in (1, 1, 2, 3, 1, 2):
+            run_id, _ = await suspend(client, "a")
+            resume = execute("b", "", tools=("ask",), resume={"run": run_id})
+            cancel = {"type": "cancel", "id": "b"}
+            await client.send(resume, *[cancel] * cancels)
+            while (message := await client.receive())["type"] != "done":
+                pass
+            assert message["error"]["code"] == "timeout"
+            began = time.monotonic()
+            ended = "checkpoint_in_use"
+            while ended == "checkpoint_in_use":
+                # A hold without a process ends after 30 s.
+                assert time.monotonic() - began < 20
+                await client.send(resume)
+                message = await client.receive()
+                ended = message.get("error", {}).get("name")
+            if message["type"] == "resumed":
+                await client.send(cancel)
+                while (message := await client.receive())["type"] != "done":
+                    pass
+
+
+async def test_sealing_waits_for_memory(tmp_path: Path) -> None:
+    """A client that does not read may not make the server hold many sealed runs."""
+    limits = {"HUTCH_MAX_STATE_BYTES": "20000000", "HUTCH_QUEUE_SECONDS": "0.5"}
+    code = """
+        const data = new Uint32Array(2_000_000);
+        for (let n = 0, x = 1; n < data.length; n++) data[n] = x = (x * 1664525 + 1013904223) ^ (x << 13);
+        return await tools.ask(1) + data.length;
+    """
+    with running_server(HUTCH_HOME=str(tmp_path), **limits) as server:
+        async with (
+            connect(
+                server.execbox,
+                additional_headers={"Hutch-Extensions": "durable"},
+                proxy=None,
+                compression=None,
+                max_queue=1,
+            ) as socket,
+            connect_execbox(server.execbox, Hutch_Extensions="durable") as other,
+        ):
+            slow = ExecboxClient(socket)
+            await slow.send(execute("a", code, tools=("ask",), sendRunId=True))
+            run_id = (await slow.receive())["runId"]
+            await slow.send(later(await slow.call("a")))
+            await slow.receive()
+            assert (await slow.end("a"))["error"]["code"] == "suspended"
+            seal = execute("b", "", resume={"run": run_id, "action": "seal"})
+            await slow.send(seal)
+            assert (await slow.receive())["type"] == "file"
+            await other.send(seal)
+            assert (await other.end("b"))["error"]["retryAfter"] == 1.0
+            while (await slow.receive())["type"] == "file":
+                pass
+            await other.send(seal)
+            while (message := await other.receive())["type"] == "file":
+                pass
+            assert message["ok"]
+
+
+@pytest.mark.parametrize(
     ("value", "message"),
     [
         (7, "The peer sent an invalid `suspend`: Expected `object`, got `int`"),
@@ -227,6 +312,17 @@ async def test_parts_of_files_arrive_in_the_announced_order(server: ServeProcess
         await client.send(execute("c", "1", files=files), {"type": "file", "id": "c", "data": "no base64!"})
         await client.send({"type": "cancel", "id": "c"})
         assert (await client.end("c"))["error"]["code"] == "timeout"
+
+
+async def test_turn_of_a_session_refuses_files(server: ServeProcess) -> None:
+    async with connect_execbox(server.execbox, Hutch_Extensions="files, sessions") as client:
+        turn = execute("a", "typeof files", session={"id": "s"}, files=[{"name": "a", "size": 1}])
+        await client.send(turn, part("a", b"x"))
+        error = (await client.end("a"))["error"]
+        assert (error["code"], error["message"]) == (
+            "validation_error",
+            "options.files: expected no files, because a turn of a session has none",
+        )
 
 
 async def test_output_files_arrive_in_parts_before_the_end(server: ServeProcess) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from hutch.errors import ResumeError, VaultError
 from hutch.kernel.durable import checkpoint as checkpoints
-from hutch.kernel.durable.calls.pending_calls import MAX_BYTES_OF_RUN
+from hutch.kernel.durable.calls.pending_calls import PendingCalls
 from hutch.kernel.durable.checkpoint_storage import CheckpointStorage
 from hutch.kernel.durable.resume_errors import expired, not_found
 from hutch.kernel.durable.run_ends import RunEnds
@@ -21,6 +21,7 @@ from hutch.store.tables.durable.checkpoints import CheckpointRow
 from hutch.vault import crypto
 
 if TYPE_CHECKING:
+    from hutch.kernel.state_memory import StateCharge
     from hutch.settings import Settings
     from hutch.store.store import Store
 
@@ -56,11 +57,16 @@ class SealedRuns:
         settings: Settings,
         storage: CheckpointStorage,
         ends: RunEnds,
+        calls: PendingCalls,
+        reserve: Callable[[str], Awaitable[StateCharge]],
         open_store: Callable[[], Awaitable[Store]],
     ) -> None:
+        """`reserve` waits until an owner has memory for a suspended run."""
         self._settings = settings
         self._checkpoints = storage
         self._ends = ends
+        self._calls = calls
+        self._reserve = reserve
         self._open_store = open_store
 
     async def seal(self, run_id: str, owner: str) -> bytes:
@@ -77,12 +83,21 @@ class SealedRuns:
         )
         return await seal(sealed, self._settings.home_path)
 
-    async def add(self, data: bytes, owner: str, *, needs_client_tools: bool = False) -> str:
+    async def add(self, data: bytes | bytearray, owner: str, *, needs_client_tools: bool = False) -> str:
         """Adds a sealed run to the store unless the store already has it. Returns its id. With
         `needs_client_tools`, refuses runs that were not started by a client with its own tools. Raises
         ResumeError and VaultError.
         """
-        sealed = await unseal(data, self._settings.home_path, self._checkpoints.max_bytes)
+        charge = await self._reserve(owner)
+        try:
+            return await self._add(data, owner, needs_client_tools=needs_client_tools)
+        finally:
+            charge.release()
+
+    async def _add(self, data: bytes | bytearray, owner: str, *, needs_client_tools: bool) -> str:
+        sealed = await unseal(
+            data, self._settings.home_path, self._checkpoints.max_bytes, self._settings.max_result_bytes
+        )
         row, run_id = sealed.row, sealed.row.run_id
         if row.owner != owner:
             raise not_found(run_id)
@@ -105,7 +120,7 @@ class SealedRuns:
                 "checkpoint_superseded", f"The run {run_id} has continued since this checkpoint was taken."
             )
         # Results that are already in the store stay unchanged.
-        await store.checkpoints.answer(run_id, sealed.answers, MAX_BYTES_OF_RUN)
+        await self._calls.store_answers(store, stored, sealed.answers)
         return run_id
 
 

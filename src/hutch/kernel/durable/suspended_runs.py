@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -11,6 +13,7 @@ import msgspec
 
 from hutch.errors import (
     ExecutionError,
+    HutchError,
     ResumeError,
 )
 from hutch.kernel.durable import checkpoint as checkpoints
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
     from hutch.settings import Settings
     from hutch.store.store import Store
 
+logger = logging.getLogger("hutch.runs")
+
 
 class SavedRun(NamedTuple):
     """A run that was just stored, with the questions about its calls, by call id."""
@@ -62,8 +67,10 @@ class SuspendedRuns:
         self.calls = PendingCalls(self._holds, open_store, settings)
         self.ends = RunEnds(settings, self._holds, open_store)
         self.replayed = ReplayedRuns(settings, self._holds, self._checkpoints, open_store)
-        self.sealed = SealedRuns(settings, self._checkpoints, self.ends, open_store)
+        self.sealed = SealedRuns(settings, self._checkpoints, self.ends, self.calls, self.reserve, open_store)
         self.background = BackgroundRuns(self.calls, self.ends, self._continue, open_store)
+        self._returns: set[asyncio.Task[None]] = set()
+        """Tasks that make runs suspended again whose callers are gone."""
         self.on_saved: list[Callable[[SavedRun], None]] = []
         """Called with each run that was stored."""
 
@@ -192,12 +199,38 @@ class SuspendedRuns:
         """
         store = await self._open_store()
         await self.ends.check_owner(run_id, owner)
-        charge = await self._kernel.states.reserve(owner, self._checkpoints.max_bytes)
+        charge = await self.reserve(owner)
+        taking = asyncio.ensure_future(
+            self._resume(store, run_id, owner, providers, charge, is_holder_dead=is_holder_dead)
+        )
         try:
-            return await self._resume(store, run_id, owner, providers, charge, is_holder_dead=is_holder_dead)
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            # The write cannot be stopped. Make the run suspended again, so that it can be continued at once
+            # and not only when the hold ends.
+            task = asyncio.get_running_loop().create_task(self._return_to_store(taking, charge))
+            self._returns.add(task)
+            task.add_done_callback(self._returns.discard)
+            raise
         except BaseException:
             charge.release()
             raise
+
+    async def reserve(self, owner: str) -> StateCharge:
+        """Waits until there is memory for a suspended run. Raises Busy."""
+        return await self._kernel.states.reserve(owner, self._checkpoints.max_bytes)
+
+    async def _return_to_store(
+        self, taking: asyncio.Future[tuple[Execution, RunHandle]], charge: StateCharge
+    ) -> None:
+        """Makes a run suspended again after it was taken for a caller that is gone."""
+        try:
+            _, run = await taking
+            await self.end_stored(run, None)
+        except HutchError as error:
+            logger.info("a run whose caller is gone was not continued: %s", error)
+        finally:
+            charge.release()
 
     async def _resume(
         self,
@@ -298,6 +331,7 @@ class SuspendedRuns:
 
     async def close(self) -> None:
         await self.background.close()
+        await asyncio.gather(*self._returns, return_exceptions=True)
         await self._holds.close()
 
 

@@ -79,7 +79,10 @@ class ChannelRuns:
 
     async def _seal(self, run_id: str, owner: str, run: RunHandle) -> Result:
         await self._runs.check_has_client_tools(run_id, owner)
+        # Released when the client has received the bytes.
+        run.charge = await self._runs.reserve(owner)
         data = await self._runs.sealed.seal(run_id, owner)
+        run.charge.set(len(data))
         file = File(SEALED_FILE, "application/octet-stream", data)
         return Result(ok=True, result_json=b"null", run_id=run.id, files=[file])
 

@@ -53,6 +53,8 @@ def serve(
         if runs is not None and options.resume is not UNSET:
             return await runs.run(request, owner)
         is_turn = sessions is not None and options.session is not UNSET
+        if is_turn and request.files:
+            raise InvalidExecution("options.files", "expected no files, because a turn of a session has none")
         try:
             limits = kernel.limits({name: getattr(options, name) for name in _WIRE_NAMES}, clamp=True)
         except InvalidExecution as error:

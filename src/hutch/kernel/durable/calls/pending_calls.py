@@ -12,7 +12,8 @@ from hutch.errors import HutchError, InvalidExecution, ResumeError
 from hutch.kernel.durable.holds import HOLD_SECONDS, Holds
 from hutch.kernel.durable.resume_errors import ended, not_found
 from hutch.session.large_json import decode_large_value
-from hutch.session.schema.problems import check_against_schema
+from hutch.session.schema.problems import check_against_schema, describe_fault
+from hutch.session.schema.validate import InvalidSchema
 from hutch.session.suspension import Answer, encode_answer
 from hutch.session.tools.provider import Provider
 from hutch.store.models import now
@@ -81,6 +82,10 @@ class PendingCalls:
         for call_id, answer in answers.items():
             texts[call_id] = encode_answer(answer)
             await slices.pause()
+        return await self.store_answers(store, row, texts)
+
+    async def store_answers(self, store: Store, row: CheckpointRow, texts: Mapping[str, bytes]) -> list[str]:
+        """Like `_store`, for results that `encode_answer` has encoded."""
         maximum = self._settings.max_suspended_bytes_per_owner
         others = await store.checkpoints.stored_bytes(row.owner, row.run_id)
         refused = await store.checkpoints.answer(row.run_id, texts, min(MAX_BYTES_OF_RUN, maximum - others))
@@ -182,6 +187,11 @@ async def _check_result(call: StoredCall, answer: Answer, providers: Sequence[Pr
         return
     value = await decode_large_value(answer.result_json)
     # Check in a thread, because the schema may come from an MCP server and be expensive to check.
-    problems = await asyncio.to_thread(check_against_schema, dict(tool.output_schema), value, untrusted=True)
+    schema = dict(tool.output_schema)
+    try:
+        problems = await asyncio.to_thread(check_against_schema, schema, value, untrusted=True)
+    except InvalidSchema as error:
+        problem = f"the outputSchema of {call.provider}.{call.tool} is invalid: {describe_fault(error)}"
+        raise InvalidExecution("providers", printable(cut(problem, 500))) from None
     if problems:
         raise InvalidExecution(f"results.{call.call_id}", str(problems[0]))
