@@ -14,7 +14,10 @@ from tests.support.network.memory_channel import MemoryChannel
 from tests.support.processes import TIMEOUT_SECONDS
 
 from hutch.errors import Busy, ExecutionError, InvalidExecution, QuotaExceeded, RateLimited, ToolError
+from hutch.session import runner
 from hutch.session.channels.peer import Peer
+from hutch.session.extensions.server_side import NO_EXTENSIONS, ChannelExtensions
+from hutch.session.files.model import FileLimits
 from hutch.session.host import Session
 from hutch.session.limits import Limits
 from hutch.session.run import Result
@@ -44,8 +47,10 @@ class FakeHost:
         pending: PendingBytes | None = None,
         owner: str = "a",
         continues_traces: bool = False,
+        extensions: ChannelExtensions = NO_EXTENSIONS,
     ) -> None:
         self.channel, far = MemoryChannel.pair()
+        self.far = far
         self.lines: list[str] = []
         self._received = anyio.Event()
         self.channel.on_line = self._on_line
@@ -56,6 +61,7 @@ class FakeHost:
             pending=pending or PendingBytes(2**30),
             owner=owner,
             continues_traces=continues_traces,
+            extensions=extensions,
         )
 
     def _on_line(self, line: bytes) -> None:
@@ -414,6 +420,51 @@ async def test_bytes_of_pending_executions_are_limited_for_all_channels_of_an_ow
     await first.receive(2)
     second.send(execute("f", "x" * 60_000))
     assert (await second.receive(2))[1] == {"type": "started", "id": "f"}
+
+
+async def test_results_that_the_peer_does_not_read_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "MAX_UNSENT_BYTES", 100_000)
+    read = anyio.Event()
+    host = FakeHost(immediate, multiplexed=True)
+    monkeypatch.setattr(host.far, "writable", read.wait)
+    host.send(*(execute(id, "x" * 40_000) for id in "abc"))
+    # The third result would exceed the limit, so that it is dropped at once.
+    dropped = (await host.receive(4))[3]
+    assert (dropped["id"], dropped["ok"], dropped["error"]["code"]) == ("c", False, "serialization_error")
+    assert dropped["error"]["message"].startswith("The result was dropped: 100000 bytes")
+    assert "result" not in dropped
+    read.set()
+    sent = (await host.receive(6))[4:]
+    assert [(done["id"], done["result"]) for done in sent] == [("a", "x" * 40_000), ("b", "x" * 40_000)]
+    host.send(execute("d", "x" * 90_000))
+    assert (await host.receive(8))[7]["ok"]
+
+
+FILES = ChannelExtensions(files=FileLimits(10, 1_000))
+
+
+async def test_unfinished_uploads_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "MAX_UPLOAD_PAUSE_SECONDS", 0.01)
+    host = FakeHost(immediate, multiplexed=True, extensions=FILES)
+    host.send(
+        execute("a", "1", files=[{"name": "a", "size": 9}]), {"type": "file", "id": "a", "data": "eA=="}
+    )
+    (done,) = await host.receive(1)
+    assert done["error"] == {
+        "code": "validation_error",
+        "message": "files: expected the announced files, got no part for 0.01 s",
+    }
+
+
+async def test_number_of_uploads_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "MAX_UPLOADS", 2)
+    host = FakeHost(immediate, multiplexed=True, extensions=FILES)
+    host.send(*(execute(id, "1", files=[{"name": "a", "size": 1}]) for id in "abc"))
+    (refused,) = await host.receive(1)
+    assert (refused["id"], refused["error"]["retryAfter"]) == ("c", 1.0)
+    host.send(execute("d", "1"), *({"type": "file", "id": id, "data": "eA=="} for id in "ab"))
+    ended = {message["id"]: message for message in await host.receive(7) if message["type"] == "done"}
+    assert [ended[id]["ok"] for id in "abcd"] == [True, True, False, True]
 
 
 async def test_result_of_a_tool_with_too_many_values_is_an_error_of_the_call() -> None:

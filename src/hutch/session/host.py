@@ -721,6 +721,9 @@ class Session:
             warnings=warnings,
             files=() if self._files is None or not self._files.count else self._files.files(),
         )
+        if self.saved is None:
+            # The result has copies of the files.
+            self._files = None
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

@@ -69,16 +69,27 @@ logger = logging.getLogger("hutch.session")
 # Limits of one `execute`. Creating that many tools blocks the event loop for about 10 ms.
 MAX_PROVIDERS = 500
 MAX_TOOLS = 2_000
+MAX_UNSENT_BYTES = 256 * 1024 * 1024
+"""Maximum size of one owner's results that wait because their clients do not read."""
+SMALL_RESULT_BYTES = 16 * 1024
+"""Results up to this size are sent without waiting, because they have few bytes in total."""
+# Maximum number of executions of a channel that wait for their files.
+MAX_UPLOADS = 1_000
+MAX_UPLOAD_PAUSE_SECONDS = 60.0
+"""Time without a part of a file after which the executions that wait for files fail."""
 # Number of invalid messages of a channel that are logged. Further ones are only counted.
 MAX_LOGGED_DROPS = 20
 
 
 class PendingBytes:
-    """Bytes of the `execute` messages that wait or run, by owner. One instance serves all channels."""
+    """Bytes of the `execute` messages that wait or run, and of the results that wait until their client reads
+    them, by owner. One instance serves all channels.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._by_owner: Counter[str] = Counter()
+        self._unsent: Counter[str] = Counter()
 
     def reserve(self, owner: str, size: int) -> None:
         """Raises Busy if the owner has too many bytes. A single message is always accepted."""
@@ -95,6 +106,21 @@ class PendingBytes:
         if not self._by_owner[owner]:
             del self._by_owner[owner]
 
+    def add_result(self, owner: str, size: int) -> bool:
+        """Counts a result until `release_result`. Returns False, and does not count it, if the results of the
+        owner would have too many bytes. A single result is always accepted.
+        """
+        unsent = self._unsent[owner]
+        if unsent and unsent + size > MAX_UNSENT_BYTES:
+            return False
+        self._unsent[owner] += size
+        return True
+
+    def release_result(self, owner: str, size: int) -> None:
+        self._unsent[owner] -= size
+        if not self._unsent[owner]:
+            del self._unsent[owner]
+
 
 class ExecutionRequest(msgspec.Struct, frozen=True):
     """Execution requested by the peer. Its tools run on the peer."""
@@ -106,7 +132,7 @@ class ExecutionRequest(msgspec.Struct, frozen=True):
     providers: Sequence[Provider]
     inputs: bytes | None
     run: RunHandle
-    files: dict[str, bytes] | None
+    files: dict[str, bytearray] | None
     """Contents of the input files by name. None if the peer sent none."""
     continue_as: Callable[[RunHandle], None]
     """Replaces `run` by the handle of a suspended run that the request continues."""
@@ -140,6 +166,9 @@ class ChannelServer:
         self._continues_traces = continues_traces
         self._extensions = extensions
         self._uploads: dict[str, FileUpload] = {}
+        self._parts_received = 0
+        self._delivering = asyncio.Lock()
+        """Held while a large result is sent, so that the other ones stay out of the channel's buffer."""
         self._resumed: set[str] = set()
         """Executions that continue a suspended run."""
         self._tasks: dict[str, asyncio.Task[Result]] = {}
@@ -205,6 +234,8 @@ class ChannelServer:
             upload = self._uploads.get(message.id)
             if upload is None or not upload.add(message.data):
                 self._drop("an unexpected part of a file", message.id)
+            else:
+                self._parts_received += 1
         elif isinstance(message, SuspendRequest):
             self._suspend(message.id)
         else:
@@ -234,7 +265,8 @@ class ChannelServer:
         """
         if id not in self._tasks:
             self._drop("a cancel for an execution that is not running", id)
-        elif id not in self._runs or not self._runs[id].stop():
+        elif (id not in self._runs or not self._runs[id].stop()) and not self._tasks[id].cancelling():
+            # Do not cancel the task twice, because it may be giving a suspended run back to the store.
             self._tasks[id].cancel()
 
     def _suspend(self, id: str) -> None:
@@ -266,6 +298,8 @@ class ChannelServer:
         try:
             _check_tools(message)
             upload = self._upload(message.options)
+            if upload is not None and len(self._uploads) >= MAX_UPLOADS:
+                raise Busy(f"{MAX_UPLOADS} executions of this connection wait for their files.")
             size += 0 if upload is None else upload.size
             self._pending.reserve(self._owner, size)
         except HutchError as error:
@@ -295,10 +329,26 @@ class ChannelServer:
         """Sends `done` for a finished execution, even if its task was cancelled before the first step."""
         del self._tasks[id]
         run = self._runs.pop(id)
+        if run.charge is not None:
+            run.charge.release()
         self._uploads.pop(id, None)
         self._pending.release(self._owner, size)
         self._done(id, _cancelled_result(run) if task.cancelled() else task.result())
         self._resumed.discard(id)
+
+    async def _receive_files(self, id: str) -> dict[str, bytearray]:
+        """Waits for the files of an execution, as long as files of any execution arrive. Raises
+        InvalidExecution.
+        """
+        upload, parts = self._uploads[id], -1
+        while not await upload.wait(MAX_UPLOAD_PAUSE_SECONDS):
+            if parts == self._parts_received:
+                raise InvalidExecution(
+                    "files", f"expected the announced files, got no part for {MAX_UPLOAD_PAUSE_SECONDS:g} s"
+                )
+            parts = self._parts_received
+        del self._uploads[id]
+        return upload.contents()
 
     async def _serve(self, message: Execute) -> Result:
         try:
@@ -316,8 +366,7 @@ class ChannelServer:
                 # The inputs of a resumed run are results of calls, not variables.
                 inputs = await decode_inputs(bytes(message.inputs), () if is_resumed else providers)
             if message.id in self._uploads:
-                files = await self._uploads[message.id].contents()
-                del self._uploads[message.id]
+                files = await self._receive_files(message.id)
             if self._continues_traces and options.traceparent is not UNSET:
                 current.set(parse_context({TRACEPARENT: options.traceparent}.get))
             request = ExecutionRequest(
@@ -331,19 +380,42 @@ class ChannelServer:
                 continue_as=lambda run: self._continue_as(message.id, options, run),
                 send=lambda reply: self._channel.send(encode(reply)),
             )
-            result = await self._run(request)
-            if result.pending_calls and extensions.durable:
-                await self._send_all(pending_call_messages(message.id, result.pending_calls))
-            if result.files and (extensions.files is not None or is_resumed):
-                await self._send_all(file_parts(message.id, result.files))
-            await self._channel.writable()
-            return result
+            result = msgspec.structs.replace(await self._run(request), result=None)
+            session = self._runs[message.id].session
+            if session is not None and session.result is not None:
+                # Free the decoded value, which may have many times the size of its JSON text.
+                session.result = msgspec.structs.replace(session.result, result=None, files=())
+            return await self._deliver(
+                message.id, result, sends_files=extensions.files is not None or is_resumed
+            )
         except HutchError as error:
             failure = _execution_error(error)
         except Exception:
             logger.exception("internal error in an execution")
             failure = ExecutionError("internal_error", "The runner failed; its log says why")
         return Result(ok=False, error=failure)
+
+    async def _deliver(self, id: str, result: Result, *, sends_files: bool) -> Result:
+        """Sends the pending calls and files of a result. Returns the result when `done` may be sent."""
+        size = _size(result)
+        if size <= SMALL_RESULT_BYTES:
+            await self._send_data(id, result, sends_files=sends_files)
+            return result
+        if not self._pending.add_result(self._owner, size):
+            return _dropped(result)
+        try:
+            async with self._delivering:
+                await self._send_data(id, result, sends_files=sends_files)
+        finally:
+            self._pending.release_result(self._owner, size)
+        return result
+
+    async def _send_data(self, id: str, result: Result, *, sends_files: bool) -> None:
+        if result.pending_calls and self._extensions.durable:
+            await self._send_all(pending_call_messages(id, result.pending_calls))
+        if result.files and sends_files:
+            await self._send_all(file_parts(id, result.files))
+        await self._channel.writable()
 
     def _continue_as(self, id: str, options: Options, run: RunHandle) -> None:
         """Reports the events of `run` as those of the execution with this id, and passes it its `cancel`."""
@@ -467,6 +539,28 @@ def _check_tools(message: Execute) -> None:
     tools = sum(len(manifest.tools) for manifest in message.providers)
     if tools > MAX_TOOLS:
         raise InvalidExecution("providers", f"has {tools} tools; the limit is {MAX_TOOLS}")
+
+
+def _size(result: Result) -> int:
+    return (
+        len(result.result_json or b"")
+        + sum(file.size for file in result.files)
+        + sum(len(call.input_json) for call in result.pending_calls)
+    )
+
+
+def _dropped(result: Result) -> Result:
+    """Returns a result without its data, because too many results wait for clients that do not read."""
+    error = result.error
+    if error is None:
+        error = ExecutionError(
+            "result_too_large",
+            f"The result was dropped: {MAX_UNSENT_BYTES} bytes of results already wait until clients of this"
+            " owner read them",
+        )
+    return msgspec.structs.replace(
+        result, ok=False, result_json=None, files=(), pending_calls=(), error=error
+    )
 
 
 def _cancelled_result(run: RunHandle) -> Result:

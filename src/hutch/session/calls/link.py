@@ -51,6 +51,7 @@ class SessionLink(msgspec.Struct, frozen=True, eq=False, kw_only=True):
             on_abuse=_ignore,
             on_long_wait=None,
             on_all_pending=None if self.on_all_pending is None else _ignore,
+            files=None,
         )
 
 

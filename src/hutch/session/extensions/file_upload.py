@@ -67,7 +67,14 @@ class FileUpload:
             self._current += 1
         self._done.set_result(None)
 
-    async def contents(self) -> dict[str, bytes]:
-        """Waits for all parts. Returns the contents by name. Raises InvalidExecution."""
-        await self._done
-        return {name: bytes(content) for name, content in self._contents.items()}
+    async def wait(self, seconds: float) -> bool:
+        """Waits until all parts have arrived, but at most this time. Returns True if they have arrived, or if
+        one was invalid.
+        """
+        await asyncio.wait({self._done}, timeout=seconds)
+        return self._done.done()
+
+    def contents(self) -> dict[str, bytearray]:
+        """Returns the contents by name, after all parts have arrived. Raises InvalidExecution."""
+        self._done.result()
+        return self._contents
