@@ -128,6 +128,59 @@ async def test_number_and_size_of_the_data_are_bounded(monkeypatch: pytest.Monke
     assert [call.input for call in opened.result.pending_calls] == [{"a": 1}]
 
 
+async def test_texts_of_waiting_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_session, "MAX_PENDING_BYTES", 1_000)
+    for field in ("callId", "providerName", "safeToolName", "message", "token"):
+        assert receive(session(), {**WAITING, field: "x" * 1_000}) == [False]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [{"type": "file", "id": "1", "data": b""}, {**FILE, "name": "../a", "data": b"x"}],
+    ids=["empty part", "invalid file"],
+)
+async def test_useless_messages_do_not_extend_the_time_limit(message: dict[str, Any]) -> None:
+    opened = session()
+    receive(opened, {**FILE, "data": b"1"})
+    timer = opened._timer
+    assert receive(opened, message) == [False]
+    assert opened._timer is timer
+
+
+async def test_data_after_the_end_of_a_run_must_arrive_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_session, "MAX_TRANSFER_SECONDS", 0.0)
+    opened = session()
+    receive(opened, {**FILE, "data": b"1"})
+    assert "The runner was lost" in str((await opened.wait()).error)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"timeoutMs": 1e300},
+        {"timeoutMs": -1.0},
+        {"maxLogLines": -1},
+        {"maxLogChars": -1},
+        {"logLines": -1},
+        {"runId": "x" * 200},
+    ],
+    ids=str,
+)
+async def test_resumed_run_with_invalid_numbers_is_dropped(change: dict[str, Any]) -> None:
+    opened = session(ResumeRequest("run"))
+    assert receive(opened, {**RESUMED, **change}, RESUMED) == [False, True]
+    opened.cancel()
+
+
+async def test_invalid_reports_of_a_stored_run_are_dropped() -> None:
+    events: list[Any] = []
+    opened = session(listeners=[events.append])
+    stored = {"type": "stored", "id": "1"}
+    calls = [["x" * 200], [""], ["c"] * 20_000, ["c"]]
+    assert receive(opened, *({**stored, "calls": each} for each in calls)) == [False, False, False, True]
+    assert [event.calls for event in events] == [["c"]]
+
+
 async def test_run_that_ends_otherwise_has_no_pending_calls() -> None:
     opened = session()
     receive(opened, WAITING, DONE)

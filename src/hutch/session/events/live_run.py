@@ -19,6 +19,7 @@ from hutch.session.run import (
     RunEvent,
     RunHandle,
     RunLog,
+    RunSuspended,
     ToolCallEnded,
     ToolCallStarted,
     ToolProgress,
@@ -172,6 +173,8 @@ def _size(event: RunEvent) -> int:
     match event:
         case RunLog():
             return len(event.line)
+        case RunSuspended():
+            return sum(map(len, event.calls))
         case ToolCallStarted():
             json = event.input_json
         case ToolCallEnded():

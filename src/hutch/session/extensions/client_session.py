@@ -11,10 +11,12 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from hutch.session.calls.description import MAX_CALL_ID_CHARS
 from hutch.session.calls.link import SessionLink
 from hutch.session.channels.peer import START_TIMEOUT_SECONDS
 from hutch.session.extensions.messages import (
     FILE_PART_BYTES,
+    MAX_RUN_ID_CHARS,
     FilePart,
     PendingCallMessage,
     Resumed,
@@ -33,6 +35,9 @@ MAX_FILES = 10_000
 MAX_FILE_BYTES = 1024 * 1024 * 1024
 MAX_PENDING_CALLS = 10_000
 MAX_PENDING_BYTES = 128 * 1024 * 1024
+MAX_TIMEOUT_MS = 365 * 24 * 3600 * 1000
+# Time for which a client waits for the files and calls of a run after the run has ended.
+MAX_TRANSFER_SECONDS = 3_600.0
 # Time beyond the time limit for which a client waits, because the server may store the run at its end.
 STORE_SECONDS = 30.0
 _MIME_TYPE = re.compile(r"[\x21-\x7e]{1,255}")
@@ -55,6 +60,7 @@ class ClientSession(Session):
     _received_bytes = 0
     _waiting: list[PendingCall] | None = None
     _waiting_bytes = 0
+    _transfer_ends_at: float | None = None
     _refused: Callable[[str], None] | None = None
 
     def begin(self) -> None:
@@ -119,12 +125,9 @@ class ClientSession(Session):
             return False
         match message:
             case FilePart():
-                is_valid = self._add_part(message)
-                self._await_end()
-                return is_valid
+                return self._await_end(is_expected=self._add_part(message))
             case PendingCallMessage():
-                self._await_end()
-                return self._add_waiting(message)
+                return self._await_end(is_expected=self._add_waiting(message))
             case Resumed():
                 return self._on_server_resumed(message)
             case SuspendRefused():
@@ -133,20 +136,28 @@ class ClientSession(Session):
                     refused(message.reason[:1_000])
                 return refused is not None
             case Stored():
+                if not self._is_observed or not _are_call_ids(message.calls):
+                    return False
                 self._emit(RunSuspended(calls=message.calls))
-                return self._is_observed
+                return True
 
-    def _await_end(self) -> None:
-        """Waits for `done` beyond the time limit, because the run has ended, and its data arrives."""
-        if self._timer is not None and not self._cancelling:
-            self._timer.cancel()
-            self._timer = self._loop.call_later(START_TIMEOUT_SECONDS, self._lose_server)
+    def _await_end(self, *, is_expected: bool) -> bool:
+        """Waits for `done` beyond the time limit if data of the ended run arrives. Returns `is_expected`."""
+        if not is_expected or self._timer is None or self._cancelling:
+            return is_expected
+        now = self._loop.time()
+        if self._transfer_ends_at is None:
+            self._transfer_ends_at = now + MAX_TRANSFER_SECONDS
+        self._timer.cancel()
+        ends_at = min(now + START_TIMEOUT_SECONDS, self._transfer_ends_at)
+        self._timer = self._loop.call_at(ends_at, self._lose_server)
+        return True
 
     def _lose_server(self) -> None:
         self.mark_lost(f"the server sent nothing for {START_TIMEOUT_SECONDS:g} s")
 
     def _on_server_resumed(self, message: Resumed) -> bool:
-        if self.resume_request is None or self.is_resumed:
+        if self.resume_request is None or self.is_resumed or not _is_valid(message):
             return False
         self.is_resumed = True
         self.run_id = message.run_id
@@ -176,6 +187,8 @@ class ClientSession(Session):
                 return False
             self._received_bytes += file.size
             self._received.append(file)
+        elif not part.data:
+            return False
         if not self._received or len(self._received[-1].data) + len(part.data) > self._received[-1].size:
             return False
         self._received[-1].data += part.data
@@ -184,7 +197,9 @@ class ClientSession(Session):
     def _add_waiting(self, call: PendingCallMessage) -> bool:
         if self._waiting is None:
             self._waiting = []
-        size = memoryview(call.input).nbytes
+        texts = call.call_id, call.provider_name, call.safe_tool_name, call.message
+        size = memoryview(call.input).nbytes + sum(map(len, texts))
+        size += 0 if call.token is UNSET else len(call.token)
         if len(self._waiting) >= MAX_PENDING_CALLS or self._waiting_bytes + size > MAX_PENDING_BYTES:
             return False
         self._waiting_bytes += size
@@ -221,6 +236,19 @@ class ClientSession(Session):
         waiting = self._waiting if error is not None and error.code == SUSPENDED else None
         if self.result is not None and (files or waiting):
             self.result = msgspec.structs.replace(self.result, files=files, pending_calls=waiting or ())
+
+
+def _is_valid(message: Resumed) -> bool:
+    """Returns False if a number is out of range. A timer for a time beyond all years raises an error."""
+    return (
+        0 <= message.timeout_ms <= MAX_TIMEOUT_MS
+        and min(message.max_log_lines, message.max_log_chars, message.log_lines) >= 0
+        and len(message.run_id) <= MAX_RUN_ID_CHARS
+    )
+
+
+def _are_call_ids(ids: list[str]) -> bool:
+    return len(ids) <= MAX_PENDING_CALLS and all(0 < len(id) <= MAX_CALL_ID_CHARS for id in ids)
 
 
 class _IncomingFile(msgspec.Struct):
