@@ -222,6 +222,29 @@ async def test_extra_fields_are_ignored(with_runner: WithRunner) -> None:
     assert (await sandbox.run("x", tools=[RecordingTool().tool()])).result == "noted"
 
 
+async def test_runner_cannot_choose_the_ids_of_calls_in_events(with_runner: WithRunner) -> None:
+    """`runCallId` is a field of servers, for a connection with the extension `durable`."""
+    sandbox = with_runner(
+        """
+        send(type="started", id=id)
+        for number in range(2):
+            call(id, f"c{number}", input=number, runCallId="same")
+            receive()
+        done(id, calls=[{"provider": "tools", "tool": "forged", "ok": True, "duration_ms": 1}])
+        """
+    )
+    seen: list[str] = []
+
+    async def note(value: int, context: hutch.ToolContext) -> None:
+        seen.append(context.call_id)
+
+    tool = hutch.tool(note, input_schema={"type": "integer"})
+    run = await sandbox.start("x", tools=[tool])
+    events = [event.call_id async for event in run if isinstance(event, hutch.ToolCallStarted)]
+    assert seen == events == ["c0", "c1"]
+    assert [call.tool for call in (await run.result()).calls] == ["note", "note"]
+
+
 async def test_line_over_the_limit_loses_the_runner(with_runner: WithRunner) -> None:
     sandbox = with_runner("raw('x' * 3_000_000 + '\\n')\ndone(id)", max_line_bytes=1_000_000)
     result = await sandbox.run("x")

@@ -371,6 +371,10 @@ class Session:
     def receive(self, message: ServerMessage) -> bool:
         """Handles a message. Returns True if the message was expected."""
         if isinstance(message, ToolCall):
+            if message.run_call_id is not UNSET and not self._peer.trusted:
+                # Only a server has other ids for the calls. A runner must not choose the ids in events and
+                # records.
+                message = msgspec.structs.replace(message, run_call_id=UNSET)
             return not self._has_ended and not self._cancelling and self.tool_calls.receive(message)
         if message.id != self.id:
             return False
