@@ -159,6 +159,11 @@ async def test_server_leaves_a_run_with_the_tools_of_a_client_to_the_client(serv
         ({"run": "x"}, {"results": 1}, "inputs: Expected `object`, got `int`"),
         (
             {"run": "x"},
+            {"results": {str(n): 1 for n in range(6_000)}, "errors": {f"e{n}": "" for n in range(6_000)}},
+            "inputs: expected at most 10000 results and errors, got 12000",
+        ),
+        (
+            {"run": "x"},
             {"results": {"c": 1}, "errors": {"c": "no"}},
             "errors.c: expected a result or an",
         ),

@@ -20,6 +20,8 @@ from hutch.session.suspension import Answer, decoded_answer, with_errors
 
 SEALED_FILE = "checkpoint"
 """Name of the file with a sealed run."""
+MAX_ANSWERS = 10_000
+"""Maximum number of results and errors in one request. No run waits for as many calls."""
 
 
 class ResumeInputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -104,5 +106,7 @@ async def _answers(inputs: bytes | None) -> dict[str, Answer]:
         parsed = msgspec.convert(value, ResumeInputs)
     except msgspec.ValidationError as error:
         raise InvalidExecution("inputs", str(error)) from None
+    if (count := len(parsed.results) + len(parsed.errors)) > MAX_ANSWERS:
+        raise InvalidExecution("inputs", f"expected at most {MAX_ANSWERS} results and errors, got {count}")
     results = {call_id: await decoded_answer(result) for call_id, result in parsed.results.items()}
     return with_errors(results, parsed.errors)
