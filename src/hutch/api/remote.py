@@ -177,6 +177,8 @@ class Remote:
     async def _seal(self, run_id: str) -> bytes:
         request = ResumeRequest(run_id, "seal")
         result = await self._manage_run(_resuming({}), request)
+        if len(result.files) != 1:
+            raise SandboxUnavailable(f"{self._connection.url} did not return the sealed run.")
         return result.files[0].data
 
     async def _manage_run(self, execution: Execution, request: ResumeRequest) -> Result:
@@ -438,7 +440,8 @@ def _not_refused(session: Session, result: Result) -> Result:
 def _resume_error(result: Result) -> HutchError:
     """Returns the exception for a request about a suspended run that was refused."""
     error = result.error
-    assert error is not None
+    if error is None:
+        return SandboxUnavailable("The server ended the request without continuing the run.")
     if error.retry_after is not None:
         message = error.message.removesuffix(f" Try again in {error.retry_after:g} s.")
         return Busy(f"The server is busy: {message}", retry_after=error.retry_after)

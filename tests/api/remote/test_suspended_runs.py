@@ -233,3 +233,27 @@ async def test_server_without_the_extensions_is_named(tools: Tools) -> None:
         "sendRunId",
     }
     assert received[1].keys() == {"type", "callId", "ok", "error"}
+
+
+@pytest.mark.parametrize("request_of", ["seal", "resume"])
+async def test_nonsense_of_a_server_is_an_error_of_hutch(request_of: str) -> None:
+    import json
+
+    from websockets.asyncio.server import Request, Response, ServerConnection, serve
+
+    async def agree(socket: ServerConnection, _: Request, response: Response) -> Response:
+        response.headers["Hutch-Extensions"] = "durable"
+        return response
+
+    async def finish(socket: ServerConnection) -> None:
+        """Ends every execution without a file, and without `resumed`."""
+        async for text in socket:
+            done = {"type": "done", "id": json.loads(text)["id"], "ok": True, "durationMs": 1, "logs": []}
+            await socket.send(json.dumps(done))
+
+    async with (
+        serve(finish, "127.0.0.1", 0, process_response=agree) as server,
+        hutch.connect(f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}") as h,
+    ):
+        with pytest.raises(hutch.SandboxUnavailable, match=r"did not return the sealed|without continuing"):
+            await (h._seal("run") if request_of == "seal" else h.resume("run"))

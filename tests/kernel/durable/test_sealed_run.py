@@ -5,7 +5,9 @@ in another store.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from hutch.kernel.durable import checkpoint as checkpoints
 from hutch.kernel.durable import sealed_run
 from hutch.session.json_value import encode_value
 from hutch.session.suspension import Answer
+from hutch.session.tools.provider import Provider
 
 MASTER_KEY = "A" * 43 + "="
 
@@ -163,6 +166,31 @@ async def test_results_in_a_checkpoint_count_for_the_quota(
     blob = await run.checkpoint()
     async with hutch.Hutch(home=str(tmp_path), max_suspended_bytes_per_owner=100_000) as other:
         assert await refusal(other, blob, tools=tools.all) == "too_many_suspended"
+
+
+async def test_refused_resume_frees_the_data_of_its_caller(first: hutch.Hutch) -> None:
+    """A client may send 128 MiB with each request, so that this may not wait for a garbage collection."""
+    run = await first.start("return 1 + await tools.ask({})", tools=[Tools().ask])
+    result = await run.result()
+    suspended_runs = await first._opened()
+    await suspended_runs.ends.cancel(result.run_id, "default")
+
+    async def refused_with() -> weakref.ref[Provider]:
+        provider = Provider.of(Tools().ask)
+        try:
+            await suspended_runs.resume(result.run_id, "default", [provider])
+        except hutch.ResumeError:
+            return weakref.ref(provider)
+        raise AssertionError
+
+    gc.disable()
+    try:
+        provider = await refused_with()
+        # The event loop frees the exception after its current step.
+        await asyncio.sleep(0)
+        assert provider() is None
+    finally:
+        gc.enable()
 
 
 async def test_checkpoint_of_another_bundle_or_a_past_one_is_refused(

@@ -215,6 +215,10 @@ class SuspendedRuns:
         except BaseException:
             charge.release()
             raise
+        finally:
+            # Break the cycle of an exception, its traceback and the task, which would keep the caller's data
+            # until the next garbage collection.
+            del taking
 
     async def reserve(self, owner: str) -> StateCharge:
         """Waits until there is memory for a suspended run. Raises Busy."""
