@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import subprocess
 import sysconfig
@@ -32,9 +33,16 @@ SECRET = "the secret of the tests' clusters"
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """Returns a port for a server that a test starts later, or stops and starts again.
+
+    The port is below those that the kernel gives to outgoing connections and to listeners without a fixed port.
+    Otherwise another test could get it meanwhile.
+    """
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_000)
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 class NatsServer:
