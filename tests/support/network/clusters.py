@@ -35,8 +35,8 @@ SECRET = "the secret of the tests' clusters"
 def free_port() -> int:
     """Returns a port for a server that a test starts later, or stops and starts again.
 
-    The port is below those that the kernel gives to outgoing connections and to listeners without a fixed port.
-    Otherwise another test could get it meanwhile.
+    The port is below those that the kernel gives to outgoing connections and to listeners without a fixed
+    port. Otherwise another test could get it meanwhile.
     """
     while True:
         port = random.SystemRandom().randrange(10_000, 32_000)
