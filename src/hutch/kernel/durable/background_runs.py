@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from hutch.errors import HutchError, ResumeError
 from hutch.kernel.durable import checkpoint as checkpoints
 from hutch.kernel.durable.calls.pending_calls import PendingCalls
-from hutch.kernel.durable.replayed_runs import FORMAT, RunsAgain
+from hutch.kernel.durable.replayed_runs import FORMAT, RunReplayer
 from hutch.kernel.durable.resume_errors import not_found
 from hutch.kernel.durable.run_ends import RunEnds
 from hutch.owner_shares import RESERVE_ONE_IN
@@ -49,7 +49,7 @@ class BackgroundRuns:
         """Returns the tools for runs that continue without a caller. None if only callers have tools."""
         self.continued_protocols: frozenset[str] = frozenset()
         """Protocols whose runs can continue with the tools of `provide_tools`."""
-        self.runs_again: RunsAgain | None = None
+        self.runs_again: RunReplayer | None = None
         """Continues runs whose code runs again from its beginning. None if this process cannot run it."""
         self.is_draining = False
         """True after `drain` or `close`. Then no further run is continued."""

@@ -35,7 +35,7 @@ class ReplayedState(NamedTuple):
     """Results of the pending calls, by call id; None for those that are missing."""
 
 
-class RunsAgain(Protocol):
+class RunReplayer(Protocol):
     """Continues runs of this format. Implemented by `protocols.toolscript.durable`."""
 
     async def deliver(self, run_id: str) -> bool:

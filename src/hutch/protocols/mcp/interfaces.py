@@ -19,7 +19,7 @@ from hutch.telemetry.tracer import Tracer
 CALLER = "hutch.caller"
 
 
-class RunsScripts(Protocol):
+class ScriptStarter(Protocol):
     """Runs toolscripts. Implemented by `hutch.protocols.toolscript.execute.ScriptRunner`."""
 
     async def run(self, request: ScriptRequest, gateway: ScriptGateway) -> ScriptResult: ...
@@ -41,7 +41,7 @@ class McpServices(Protocol):
     @property
     def gateway(self) -> Gateway: ...
     @property
-    def scripts(self) -> RunsScripts: ...
+    def scripts(self) -> ScriptStarter: ...
     @property
     def script_gateway(self) -> ScriptGateway: ...
     @property

@@ -34,7 +34,7 @@ class WaitingCall:
         self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
 
-class Waits(Protocol):
+class ScriptWaits(Protocol):
     """Stores a script while its calls wait. Implemented by `DurableScript`."""
 
     def begin_wait(self, waiting: WaitingCall) -> None:
@@ -58,7 +58,7 @@ class AskingReplay(CallReplay):
         run_id: str,
         owner: str,
         expires_at: str,
-        waits: Waits,
+        waits: ScriptWaits,
         approvals: Approvals,
         holder: str,
         *,

@@ -246,7 +246,7 @@ class DurableScript:
             if self.is_saved:
                 await self._hold()
                 await self._all.runs.ends.end_held(self.run_id, result)
-                # Somebody may have looked at the questions since they were withdrawn.
+                # Withdraw the questions again: a request may have loaded them from the store meanwhile.
                 self._all.approvals.withdraw_questions(self.run_id)
                 self.is_held = self.is_saved = False
             elif self.replay.is_stored:

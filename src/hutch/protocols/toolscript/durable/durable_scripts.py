@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from hutch.protocols.toolscript.gateway.stored_approvals import StoredApprovals
     from hutch.store.store import Store
 
-    class RunsScripts(Protocol):
+    class ScriptStarter(Protocol):
         async def run(self, request: ScriptRequest, gateway: ScriptGateway) -> ScriptResult: ...
 
 
@@ -67,7 +67,7 @@ class DurableScripts:
         runs: SuspendedRuns,
         gateway: Gateway,
         approvals: StoredApprovals,
-        scripts: Callable[[], RunsScripts],
+        scripts: Callable[[], ScriptStarter],
         script_gateway: Callable[[], ScriptGateway],
         open_store: Callable[[], Awaitable[Store]],
     ) -> None:
