@@ -1,5 +1,5 @@
 """Runs the CLI: `python -m hutch`."""
 
-from hutch.cli import main
+from hutch.cli import run
 
-main()
+run()

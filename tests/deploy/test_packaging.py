@@ -110,7 +110,7 @@ def test_wheel_contains_all_modules_the_types_marker_the_licence_and_the_command
     assert any(name.endswith("licenses/LICENSE") for name in names)
     with zipfile.ZipFile(wheel) as archive:
         entry_points = next(name for name in names if name.endswith("entry_points.txt"))
-        assert "hutch = hutch.cli:main" in archive.read(entry_points).decode()
+        assert "hutch = hutch.cli:run" in archive.read(entry_points).decode()
 
 
 def test_wheel_contains_nothing_outside_the_package(wheel: Path) -> None:

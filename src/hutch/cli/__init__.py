@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import gc
 import io
 import logging
 import os
 import sys
+import threading
 from typing import NoReturn
 
 
+def run() -> NoReturn:
+    """Entry point of the console script. Runs `main`, and ends the process without finalizing the
+    interpreter, which takes 4 ms.
+    """
+    try:
+        main()
+    except SystemExit as ended:
+        if threading.active_count() > 1 or not isinstance(ended.code, int | None):
+            raise
+        status = ended.code or 0
+    atexit._run_exitfuncs()
+    # The reader of stderr may have closed it.
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)
+
+
 def main() -> NoReturn:
-    """Entry point of the console script. Exits with 1 if the command failed, and with 2 for invalid input."""
+    """Runs the command of `sys.argv`. Exits with 1 if it failed, and with 2 for invalid input."""
     # Search for garbage less often. Nearly all objects that are created during start-up stay alive, so
     # searching them for garbage would take a tenth of the start-up time and find little. Commands that keep
     # running call `event_loop.end_startup`.
