@@ -1,4 +1,4 @@
-"""Ends of suspended runs: stores results, waits for them, and ends runs that nobody continues."""
+"""Ends of suspended runs: stores results, waits for them, and ends runs that cannot continue."""
 
 from __future__ import annotations
 
