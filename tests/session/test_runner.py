@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, ClassVar
 
 import anyio
 import pytest
@@ -36,8 +36,20 @@ from hutch.telemetry.trace_context import TraceContext, current
 Run = Callable[[ExecutionRequest], Awaitable[Result]]
 
 
+@pytest.fixture(autouse=True)
+async def stops_servers() -> AsyncIterator[None]:
+    """Ends the executions that a test leaves running. Otherwise their tasks would be destroyed, and reported
+    as errors, during a later test.
+    """
+    yield
+    while FakeHost.servers:
+        await FakeHost.servers.pop().stop()
+
+
 class FakeHost:
     """The host's end of a channel: sends messages and records the replies."""
+
+    servers: ClassVar[list[ChannelServer]] = []
 
     def __init__(
         self,
@@ -63,6 +75,7 @@ class FakeHost:
             continues_traces=continues_traces,
             extensions=extensions,
         )
+        self.servers.append(self.server)
 
     def _on_line(self, line: bytes) -> None:
         self.lines.append(line.decode())
