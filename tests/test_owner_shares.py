@@ -56,7 +56,7 @@ def test_turns_follow_the_weights() -> None:
     assert abs(taken.count("ann") - 20) <= 1
 
 
-def test_owner_is_a_newcomer_until_its_turn_and_after_a_round() -> None:
+def test_owner_is_a_newcomer_until_its_turn_and_after_one_and_a_half_rounds() -> None:
     turns = OwnerTurns()
     for owner in ("ann", "bob"):
         turns.take(owner)
@@ -64,8 +64,10 @@ def test_owner_is_a_newcomer_until_its_turn_and_after_a_round() -> None:
     turns.take("cyd")
     assert not turns.is_newcomer("cyd")
     assert turns.next("cyd") > turns.next("dan")
-    for owner in ("ann", "bob", "ann"):
+    for owner in ("ann", "bob", "ann", "bob"):
         turns.take(owner)
+    assert not turns.is_newcomer("cyd")
+    turns.take("ann")
     assert turns.is_newcomer("cyd")
 
 
@@ -73,6 +75,6 @@ def test_owners_that_never_return_are_forgotten() -> None:
     turns = OwnerTurns()
     for number in range(2 * MAX_OWNERS):
         turns.take(f"owner-{number}")
-    for _ in range(3):
+    for _ in range(4):
         turns.take("ann")
     assert not turns.has_others("ann")

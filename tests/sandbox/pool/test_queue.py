@@ -140,6 +140,25 @@ async def test_one_warm_runner_stays_for_newcomers_while_owners_compete() -> Non
     await harness.pool.close()
 
 
+async def test_newcomer_gets_the_runner_that_has_been_ready_longest() -> None:
+    harness = PoolHarness(max_processes=40, deno_warm=2)
+    harness.pool.keep_warm(DENO, 2)
+    await settle()
+    for _ in range(3):
+        for owner in ("ann", "bob"):
+            harness.pool.release(await harness.pool.acquire(DENO, owner), owner=owner)
+            await settle()
+    oldest = harness.pool.runners.warm[DENO][0]
+    for owner in ("ann", "bob", "bob", "ann"):
+        # Owners do not always take their turns in the same order.
+        runner = await harness.pool.acquire(DENO, owner)
+        assert runner is not oldest
+        harness.pool.release(runner, owner=owner)
+        await settle()
+    assert await harness.pool.acquire(DENO, "newcomer") is oldest
+    await harness.pool.close()
+
+
 async def test_single_owner_may_take_the_last_warm_runner() -> None:
     harness = PoolHarness(max_processes=10, deno_warm=2)
     harness.pool.keep_warm(DENO, 2)

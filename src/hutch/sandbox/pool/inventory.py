@@ -51,9 +51,9 @@ class RunnerInventory:
         else:
             ready.append(runner)
 
-    def pop_warm(self, profile: Profile) -> Runner:
+    def pop_warm(self, profile: Profile, *, newest: bool = False) -> Runner:
         ready = self.warm[profile]
-        runner = ready.popleft()
+        runner = ready.pop() if newest else ready.popleft()
         if not ready:
             # Delete the empty entry. Otherwise its key would keep the profile, with the stdin payload, in
             # memory.

@@ -310,9 +310,11 @@ class Pool:
         """Takes an unused runner for this holder, and counts this as a turn of the holder."""
         ready = self.runners.warm.get(profile)
         while ready:
-            if len(ready) <= self._kept_for_newcomers(profile, holder):
+            kept = self._kept_for_newcomers(profile, holder)
+            if len(ready) <= kept:
                 return None
-            runner = self.runners.pop_warm(profile)
+            # Keep the oldest runner for newcomers, because a new one still has to run its first-time code.
+            runner = self.runners.pop_warm(profile, newest=kept > 0)
             if runner.is_alive:
                 self.shares.turns(profile).take(holder)
                 return runner
