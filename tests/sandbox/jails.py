@@ -6,8 +6,9 @@ import contextlib
 import os
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
+
+from tests.support import processes
 
 from hutch.sandbox.deno_binary import find_deno
 from hutch.sandbox.jail.cgroup import Cgroup
@@ -71,8 +72,7 @@ def evaluate(jail: Jail, expression: str, *permissions: str, **options: Any) -> 
 
 def descendants(pid: int) -> list[int]:
     """Returns a process and its descendants, as the host sees them."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid, *(found for child in children for found in descendants(int(child)))]
+    return [pid, *processes.descendants(pid)]
 
 
 def start_waiting(child: subprocess.Popen[str]) -> None:

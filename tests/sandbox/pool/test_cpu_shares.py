@@ -130,5 +130,7 @@ async def test_real_process_that_starts_in_the_background_gets_a_lower_priority(
         own = os.getpriority(os.PRIO_PROCESS, 0)
         pids = [process.pid, *descendants(process.pid)]
         assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in pids} == {min(19, own + 10)}
+        # The kernel schedules sessions as groups, so the session has a priority, too.
+        assert {os.getsid(pid) for pid in pids} == {process.pid}
         process.kill()
         await process.wait()

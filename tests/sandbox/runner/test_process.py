@@ -199,7 +199,7 @@ async def test_jail_that_cannot_be_started_raises(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr("hutch.sandbox.jail.jail._TRAMPOLINE", "exit 3")
         with pytest.raises(SandboxUnavailable, match="no output"):
             await sandbox.launcher.launch(profile_for("quickjs"))
-        monkeypatch.setattr("subprocess.Popen", _no_more_processes)
+        monkeypatch.setattr("hutch.sandbox.runner.process.spawn", _no_more_processes)
         with pytest.raises(SandboxUnavailable, match=r"The sandbox cannot be started: .*no more"):
             await sandbox.launcher.launch(profile_for("quickjs"))
 
@@ -244,7 +244,7 @@ async def test_process_that_cannot_be_watched_is_killed_with_its_descendants(
     await launcher.close()
 
 
-def _no_more_processes(*_: object, **__: object) -> None:
+async def _no_more_processes(*_: object, **__: object) -> None:
     raise OSError(11, "no more processes")
 
 

@@ -33,10 +33,13 @@ NAMESPACES = (
     "--unshare-cgroup-try",
 )
 _NOBODY_ID = "65534"
+# There is no `--new-session`, because `spawn` has already made a session without a terminal. The kernel
+# schedules sessions as groups, so a guest in a session of its own would not get a lower priority that is set
+# while it starts.
 _BASE_ARGUMENTS = (
     *NAMESPACES,
     *("--uid", _NOBODY_ID, "--gid", _NOBODY_ID, "--cap-drop", "ALL", "--hostname", "hutch"),
-    *("--die-with-parent", "--new-session", "--clearenv"),
+    *("--die-with-parent", "--clearenv"),
 )
 # DENO_DIR is a folder that cannot exist, even for root. Deno requires the variable but runs without a cache.
 _ENVIRONMENT = {"DENO_DIR": "/dev/null/deno", "DENO_NO_UPDATE_CHECK": "1", "NO_COLOR": "1"}
@@ -81,8 +84,9 @@ class Launch(msgspec.Struct, frozen=True):
 class Command(msgspec.Struct):
     """Arguments for starting a launch as a process.
 
-    Leaving the context closes the owned descriptors, so leave the context after the start. Start the process
-    from a thread that outlives the guest, because the kernel kills a guest with the *thread* that started it.
+    Leaving the context closes the owned descriptors, so leave the context after the start. Use
+    `hutch.sandbox.jail.spawn`, or another thread that outlives the guest, because the kernel kills a guest
+    with the *thread* that started it.
     """
 
     argv: list[str]

@@ -108,7 +108,7 @@ class Launcher:
         self, profile: Profile, path: Path, wakeup_file: WakeupFile | None, *, in_background: bool
     ) -> RunnerProcess:
         if profile.egress is None or self._open_uplink is None or self._jail.isolation != "container":
-            return self._start(profile, path, wakeup_file, in_background=in_background)
+            return await self._start(profile, path, wakeup_file, in_background=in_background)
         self._netns_listener.start()
         info, info_writer = os.pipe()
         block, unblock = os.pipe()
@@ -116,7 +116,7 @@ class Launcher:
         child = 0
         try:
             try:
-                process = self._start(
+                process = await self._start(
                     profile,
                     path,
                     wakeup_file,
@@ -153,7 +153,7 @@ class Launcher:
         finally:
             os.close(unblock)
 
-    def _start(
+    async def _start(
         self,
         profile: Profile,
         path: Path,
@@ -183,10 +183,11 @@ class Launcher:
         group = self._create_group(profile)
         try:
             command = self._jail.command(launch, group=group, info_fd=info_fd, block_fd=block_fd)
-            max_bytes = self._max_bytes(profile)
-            process = RunnerProcess(profile, command, group, self._meter, wakeup_file, max_bytes)
+            process = RunnerProcess(profile, group, self._meter)
+            await process.start(command, wakeup_file, self._max_bytes(profile))
         except BaseException:
             if group is not None:
+                group.kill()
                 group.remove()
             raise
         if in_background:

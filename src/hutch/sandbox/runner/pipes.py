@@ -27,7 +27,7 @@ class OutputPipe:
 
     def start_reading(self) -> None:
         """Starts reading. Closes the write end, because the process has its own copy by now."""
-        os.close(self.child_fd)
+        self._close_child_fd()
         self._loop.add_reader(self._fd, self.drain)
 
     def drain(self) -> None:
@@ -47,6 +47,12 @@ class OutputPipe:
             os.close(self._fd)
         # Forget the descriptor, because its number may be reused from now on.
         self._fd = -1
+        self._close_child_fd()
+
+    def _close_child_fd(self) -> None:
+        if self.child_fd >= 0:
+            os.close(self.child_fd)
+        self.child_fd = -1
 
 
 class WakeupFile:

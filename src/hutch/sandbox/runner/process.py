@@ -16,6 +16,7 @@ from hutch.errors import SandboxUnavailable
 from hutch.sandbox.jail.cgroup import Cgroup
 from hutch.sandbox.jail.jail import Command, memory_file
 from hutch.sandbox.jail.memory_meter import MemoryMeter, MemoryWatch, process_tree
+from hutch.sandbox.jail.spawn import StartedProcess, kill_tree, spawn
 from hutch.sandbox.runner.base import Runner
 from hutch.sandbox.runner.output_logs import MAX_OUTPUT_BYTES, with_output
 from hutch.sandbox.runner.pipes import OutputPipe, WakeupFile
@@ -84,15 +85,9 @@ class RunnerProcess(Runner):
     def __init__(
         self,
         profile: Profile,
-        command: Command,
         group: Cgroup | None,
         meter: MemoryMeter | None,
-        wakeup_file: WakeupFile | None = None,
-        max_bytes: int = 0,
     ) -> None:
-        """`wakeup_file` becomes the runner's stdin, if its engine polls such a file. `max_bytes`: memory that
-        `meter` allows from the start; 0 if each execution sets its own limit.
-        """
         super().__init__(profile)
         self._multiplexer: Multiplexer | None = None
         self._loop = asyncio.get_running_loop()
@@ -108,36 +103,59 @@ class RunnerProcess(Runner):
         self._cpu_counted = 0.0
         self.uplink: Uplink | None = None
         self._output_pipes: set[OutputPipe] = set()
-        stdin = subprocess.DEVNULL
+        self._process: StartedProcess
+        self.stdout: IO[bytes] | None = None
+        """Pipe with the replies of a runner that does not reply on its socket."""
+
+    async def start(
+        self, command: Command, wakeup_file: WakeupFile | None = None, max_bytes: int = 0
+    ) -> None:
+        """Starts the process. Raises SandboxUnavailable.
+
+        `wakeup_file` becomes the runner's stdin, if its engine polls such a file. `max_bytes`: memory that
+        the meter allows from the start; 0 if each execution sets its own limit.
+        """
         try:
-            with command:
-                stdin = _open_stdin(profile, wakeup_file)
-                stdout, stderr = self._open_output_pipes()
-                self._process = subprocess.Popen(
-                    command.argv, stdin=stdin, stdout=stdout, stderr=stderr, **command.options()
+            with command, contextlib.ExitStack() as opened:
+                stdin = self._open_stdin(wakeup_file, opened)
+                stdout, stderr = self._open_output_pipes(opened)
+                self._process = await spawn(
+                    command.argv,
+                    stdin=stdin,
+                    stdout=stdout,
+                    stderr=stderr,
+                    env=command.env,
+                    cwd=command.cwd,
+                    pass_fds=command.pass_fds,
                 )
         except BaseException as error:
-            for pipe in self._output_pipes:
-                pipe.start_reading()
-                pipe.close()
+            self._close_pipes()
             if isinstance(error, OSError):
                 raise SandboxUnavailable(f"The sandbox cannot be started: {error}") from None
             raise
-        finally:
-            if stdin >= 0:
-                os.close(stdin)
         for pipe in self._output_pipes:
             pipe.start_reading()
         try:
             self._pidfd = os.pidfd_open(self._process.pid)
         except OSError as error:
-            self._kill_unwatched()
+            self._close_pipes()
+            kill_tree(self._process)
             raise SandboxUnavailable(f"The sandbox cannot be watched: {error}") from None
         self._loop.add_reader(self._pidfd, self._reap)
-        if max_bytes and meter is not None:
-            self._watch = meter.watch(self.pid, max_bytes, self._memory_exceeded)
+        if max_bytes and self._meter is not None:
+            self._watch = self._meter.watch(self.pid, max_bytes, self._memory_exceeded)
 
-    def _open_output_pipes(self) -> tuple[int, int]:
+    def _open_stdin(self, wakeup_file: WakeupFile | None, opened: contextlib.ExitStack) -> int:
+        if wakeup_file is not None:
+            stdin = wakeup_file.open_for_process()
+        elif self.profile.stdin_payload:
+            stdin = memory_file(self.profile.stdin_payload)
+        else:
+            return subprocess.DEVNULL
+        opened.callback(os.close, stdin)
+        return stdin
+
+    def _open_output_pipes(self, opened: contextlib.ExitStack) -> tuple[int, int]:
         streams = self.profile.engine_spec.streams_output
         stdout = OutputPipe(partial(self._forward_output, "stdout") if streams else self._store_output)
         self._output_pipes.add(stdout)
@@ -145,9 +163,19 @@ class RunnerProcess(Runner):
             stderr = OutputPipe(partial(self._forward_output, "stderr"))
             self._output_pipes.add(stderr)
             return stdout.child_fd, stderr.child_fd
-        # If a runner replies on stdout, its guests cannot print, so stdout carries only replies.
-        replies_on_stdout = self.profile.engine_spec.replies_on_stdout
-        return subprocess.PIPE if replies_on_stdout else stdout.child_fd, stdout.child_fd
+        if not self.profile.engine_spec.replies_on_stdout:
+            return stdout.child_fd, stdout.child_fd
+        # The guests of this runner cannot print, so stdout carries only replies.
+        reader, writer = os.pipe()
+        opened.callback(os.close, writer)
+        self.stdout = os.fdopen(reader, "rb", 0)
+        return writer, stdout.child_fd
+
+    def _close_pipes(self) -> None:
+        for pipe in self._output_pipes:
+            pipe.close()
+        if self.stdout is not None:
+            self.stdout.close()
 
     @property
     def pid(self) -> int:
@@ -164,11 +192,6 @@ class RunnerProcess(Runner):
         return (
             self._multiplexer is not None and self._multiplexer.close_reason is None and not self.has_exited
         )
-
-    @property
-    def stdout(self) -> IO[bytes] | None:
-        """Pipe with the replies of a runner that does not reply on its socket."""
-        return self._process.stdout
 
     async def wait_ready(self, startup: StartupListener) -> None:
         """Waits for the first line of the runner. Raises SandboxUnavailable with the runner's output if the
@@ -399,24 +422,6 @@ class RunnerProcess(Runner):
         if self._group is not None:
             self._group.kill()
 
-    def _kill_unwatched(self) -> None:
-        """Kills a process whose exit cannot be watched, probably because no descriptors are left."""
-        for pipe in self._output_pipes:
-            pipe.close()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-        # Stop the process first, so that it starts nothing while its children are listed. The children are
-        # killed too, because a child that still waits for its network does not die with its parent.
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-        for pid in process_tree(self.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if self._group is not None:
-            self._group.kill()
-        self._process.wait()
-
     def _reap(self) -> None:
         self._process.poll()
         if self._process.returncode is None:
@@ -479,9 +484,3 @@ def open_multiplexer(profile: Profile, channel: Channel, *, extra_seconds: float
 
 
 def _noop() -> None: ...
-
-
-def _open_stdin(profile: Profile, wakeup_file: WakeupFile | None) -> int:
-    if wakeup_file is not None:
-        return wakeup_file.open_for_process()
-    return memory_file(profile.stdin_payload) if profile.stdin_payload else subprocess.DEVNULL

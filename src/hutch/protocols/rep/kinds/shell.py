@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ import msgspec
 
 from hutch.protocols.rep.kinds.registry import Call, Kind, StepFailed
 from hutch.sandbox.jail.jail import Launch, Mount
+from hutch.sandbox.jail.spawn import spawn
 from hutch.sandbox.runner.pipes import OutputPipe
 
 if TYPE_CHECKING:
@@ -107,16 +107,16 @@ async def _run_program(
     pipes = OutputPipe(stdout.add), OutputPipe(stderr.add)
     try:
         with jail.command(launch, group=group) as command:
-            process = subprocess.Popen(  # noqa: ASYNC220 - the process dies with this thread
+            process = await spawn(
                 command.argv,
-                stdin=subprocess.DEVNULL,
                 stdout=pipes[0].child_fd,
                 stderr=pipes[1].child_fd,
-                **command.options(),
+                env=command.env,
+                cwd=command.cwd,
+                pass_fds=command.pass_fds,
             )
     except BaseException as error:
         for pipe in pipes:
-            pipe.start_reading()
             pipe.close()
         if isinstance(error, OSError):
             raise StepFailed(f"The jail cannot be started: {error}") from None

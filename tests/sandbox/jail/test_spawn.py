@@ -1,0 +1,207 @@
+"""Starting processes: descriptors, session, signals, failures, cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from tests.support.processes import children
+from tests.support.waiting import eventually
+
+from hutch.sandbox.jail import spawn as spawn_module
+from hutch.sandbox.jail.jail import memory_file
+from hutch.sandbox.jail.spawn import StartedProcess, kill_tree, spawn
+
+SLEEP = ("/bin/sleep", "1000")
+
+
+@pytest.fixture(params=["posix_spawn", "subprocess"])
+def method(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "subprocess":
+        # An older C library has no function that closes all other descriptors.
+        monkeypatch.setattr(spawn_module, "_c_library", lambda: None)
+
+
+with_each_method = pytest.mark.usefixtures("method")
+
+
+@pytest.fixture
+def null() -> Iterator[int]:
+    handle = os.open(os.devnull, os.O_RDWR)
+    yield handle
+    os.close(handle)
+
+
+async def start(*argv: str, null: int, pass_fds: Sequence[int] = ()) -> StartedProcess:
+    return await spawn(argv, env={}, cwd="/", stdout=null, stderr=null, pass_fds=pass_fds)
+
+
+async def output_of(
+    *argv: str,
+    env: dict[str, str] | None = None,
+    cwd: str = "/",
+    stdin: int = subprocess.DEVNULL,
+    pass_fds: Sequence[int] = (),
+) -> str:
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb") as output:
+        try:
+            process = await spawn(
+                argv, env=env or {}, cwd=cwd, stdin=stdin, stdout=writer, stderr=writer, pass_fds=pass_fds
+            )
+        finally:
+            os.close(writer)
+        text = await asyncio.to_thread(output.read)
+    assert process.wait() == 0
+    return text.decode()
+
+
+def at_number(number: int, content: str) -> int:
+    """Opens a file with this content at this descriptor. The number must be free."""
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(number)
+    handle = memory_file(content.encode())
+    os.dup2(handle, number)
+    os.close(handle)
+    return number
+
+
+@with_each_method
+@pytest.mark.parametrize("numbers", [(), (250,), (200, 100, 150), (201, 200, 203, 202)])
+async def test_process_gets_only_the_passed_descriptors_under_their_numbers(numbers: tuple[int, ...]) -> None:
+    for number in numbers:
+        at_number(number, f"content of {number}\n")
+    try:
+        listing = await output_of("/bin/ls", "/proc/self/fd", pass_fds=numbers)
+        contents = await output_of(
+            "/bin/cat", *(f"/proc/self/fd/{number}" for number in numbers), pass_fds=numbers
+        )
+    finally:
+        for number in numbers:
+            os.close(number)
+    # `ls` opens the folder itself, with the lowest free number.
+    assert {*map(int, listing.split())} == {0, 1, 2, 3, *numbers}
+    assert contents == "".join(f"content of {number}\n" for number in numbers)
+
+
+@with_each_method
+async def test_low_descriptors_are_passed_under_their_numbers() -> None:
+    """The lowest numbers are needed for copies, so they must not be overwritten before they are used."""
+    handles = [memory_file(f"{index}\n".encode()) for index in range(12)]
+    try:
+        passed = handles[::-2]
+        text = await output_of("/bin/cat", *(f"/proc/self/fd/{handle}" for handle in passed), pass_fds=passed)
+    finally:
+        for handle in handles:
+            os.close(handle)
+    assert text.split() == [str(index) for index in range(11, 0, -2)]
+
+
+@with_each_method
+async def test_streams_environment_and_folder_are_those_of_the_caller(tmp_path: Path) -> None:
+    stdin = memory_file(b"input\n")
+    try:
+        script = 'cat; pwd; env | grep -v -e ^PWD= -e ^_= -e ^SHLVL= -e ^OLDPWD=; echo "$0"'
+        text = await output_of(
+            "/bin/sh", "-c", script, "naïve", env={"A": "ä = 1"}, cwd=str(tmp_path), stdin=stdin
+        )
+    finally:
+        os.close(stdin)
+    assert text.splitlines() == ["input", str(tmp_path), "A=ä = 1", "naïve"]
+
+
+@with_each_method
+async def test_process_leads_a_session_and_has_default_signals() -> None:
+    stat, status = (await output_of("/bin/cat", "/proc/self/stat", "/proc/self/status")).split("\n", 1)
+    pid, _, _, _, group, session = stat.split()[:6]
+    assert pid == group == session
+    fields = dict(line.split(":\t") for line in status.splitlines() if line.startswith("Sig"))
+    assert int(fields["SigIgn"], 16) & 1 << signal.SIGPIPE - 1 == 0
+
+
+async def test_blocked_signals_of_the_host_are_not_blocked_in_the_process() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    try:
+        status = await output_of("/bin/cat", "/proc/self/status")
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+    assert "SigBlk:\t0000000000000000\n" in status
+
+
+@with_each_method
+async def test_missing_program_is_an_error_that_names_it(null: int) -> None:
+    with pytest.raises(FileNotFoundError, match="/bin/no-such-program") as caught:
+        await start("/bin/no-such-program", null=null)
+    assert caught.value.errno == errno.ENOENT
+
+
+@with_each_method
+@pytest.mark.parametrize("argv", [("/bin/echo", "a\0b"), ("/bin/e\0cho",)])
+async def test_nul_character_in_an_argument_is_an_error(argv: tuple[str, ...], null: int) -> None:
+    with pytest.raises(ValueError, match=r"NUL|null byte"):
+        await start(*argv, null=null)
+
+
+@with_each_method
+async def test_exit_code_of_a_killed_process_is_the_negative_signal(null: int) -> None:
+    process = await start(*SLEEP, null=null)
+    assert process.poll() is None
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert process.returncode == process.poll() == -signal.SIGKILL
+
+
+@with_each_method
+async def test_process_with_a_parent_death_signal_stays_alive(null: int) -> None:
+    """The kernel sends this signal when the thread that started the process ends."""
+    process = await start("/usr/bin/setpriv", "--pdeathsig", "KILL", *SLEEP, null=null)
+    try:
+        await eventually(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n")
+        assert (await start("/bin/true", null=null)).wait() == 0
+        assert process.poll() is None
+    finally:
+        kill_tree(process)
+
+
+async def test_cancelled_start_leaves_no_process(null: int) -> None:
+    before = {*children(os.getpid())}
+    starting = asyncio.create_task(start(*SLEEP, null=null))
+    await asyncio.sleep(0)
+    starting.cancel()
+    await asyncio.wait((starting,))
+    assert starting.cancelled()
+    await eventually(lambda: {*children(os.getpid())} <= before)
+
+
+async def test_start_that_is_cancelled_twice_leaves_no_process(null: int) -> None:
+    before = {*children(os.getpid())}
+    starting = asyncio.create_task(start(*SLEEP, null=null))
+    for _ in range(2):
+        await asyncio.sleep(0)
+        starting.cancel()
+    await asyncio.wait((starting,))
+    assert starting.cancelled()
+    await eventually(lambda: {*children(os.getpid())} <= before)
+
+
+@with_each_method
+async def test_killed_tree_has_no_survivors(null: int) -> None:
+    process = await start("/bin/sh", "-c", "sleep 1000 & setsid sleep 1000 & wait", null=null)
+    await eventually(lambda: len(children(process.pid)) == 2)
+    below = children(process.pid)
+    kill_tree(process)
+    assert process.returncode == -signal.SIGKILL
+    await eventually(lambda: not any(_runs(pid) for pid in below))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
