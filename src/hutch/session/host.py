@@ -125,6 +125,7 @@ class Session:
         providers: Sequence[Provider],
         peer: Peer,
         *,
+        send_execute: Callable[[bytes], None] | None = None,
         send_result: Callable[[bytes], None] | None = None,
         on_started: Callable[[], None] | None = None,
         job: Job | None = None,
@@ -140,7 +141,8 @@ class Session:
         max_wait_seconds: float = 0.0,
         files: InputFiles | None = None,
     ) -> None:
-        """`send_result`: sends tool results faster than `peer.send`, if the channel supports that.
+        """`send_execute` and `send_result`: send `execute` and tool results, and get the replies, faster than
+        `peer.send`, if the channel supports that.
 
         `inputs`: JSON text of the object whose properties become variables of the guest. `listeners`: receive
         log lines and tool calls as they occur. Without listeners, the runner sends log lines only at the end.
@@ -169,6 +171,7 @@ class Session:
         """Id of the run: the id that the peer sent if it is a host itself, otherwise `id`."""
         self._sent_at = monotonic()
         self._trace = trace
+        self._send_execute = send_execute or peer.send
         self._send_result = send_result or peer.send
         self._before_call = before_call
         self._max_saved_bytes = max_saved_bytes
@@ -293,7 +296,7 @@ class Session:
         )
         if self._memory_line:
             line, self._memory_line = self._memory_line + line, b""
-        self._peer.send(line)
+        self._send_execute(line)
 
     def _options(self) -> bytes:
         options = options_json(self.limits, self._is_observed, self._peer.trusted)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from msgspec import UNSET
 
 from hutch.errors import ProtocolError
+from hutch.session.channels.low_latency import LowLatencyChannel
 from hutch.session.channels.peer import BACKSTOP_SECONDS, RUNNER_CODES, START_TIMEOUT_SECONDS, Peer
 from hutch.session.channels.stream import Channel
 from hutch.session.extensions.messages import FilePart, PendingCallMessage
@@ -59,9 +60,8 @@ class Multiplexer:
         start_seconds: float = START_TIMEOUT_SECONDS,
         backstop_seconds: float = BACKSTOP_SECONDS,
         max_silence_seconds: float = 0.0,
-        send_now: Callable[[bytes], None] | None = None,
     ) -> None:
-        """`send_now`: sends to a runner that may be polling. The other arguments are fields of `Peer`."""
+        """The arguments besides `channel` are fields of `Peer`."""
         self.peer = Peer(
             send=channel.send,
             writable=channel.writable,
@@ -72,7 +72,9 @@ class Multiplexer:
             backstop_seconds=backstop_seconds,
             max_silence_seconds=max_silence_seconds,
         )
-        self._send_now = send_now or channel.send
+        self._send_execute = self._send_result = channel.send
+        if isinstance(channel, LowLatencyChannel):
+            self._send_execute, self._send_result = channel.send_execute, channel.send_result
         self.sessions: dict[str, AnySession] = {}
         self._late_messages: dict[str, int] = {}
         self.close_reason: str | None = None
@@ -121,11 +123,15 @@ class Multiplexer:
         if self.close_reason is not None:
             session.mark_lost(self.close_reason)
 
+    def send_execute(self, may_poll: Callable[[], bool], line: bytes) -> None:
+        """Sends `execute`. `may_poll` returns True if the host may use a core to poll for the replies."""
+        (self._send_execute if may_poll() else self.peer.send)(line)
+
     def send_result(self, may_poll: Callable[[], bool], line: bytes) -> None:
-        """Sends a tool result. `may_poll` returns True if the runner may use a core to poll for the next
-        result.
+        """Sends a tool result. `may_poll` returns True if the host may use a core to poll for the next
+        message, and the runner may use another core to poll for the next result.
         """
-        (self._send_now if may_poll() else self.peer.send)(line)
+        (self._send_result if may_poll() else self.peer.send)(line)
 
     def send(self, lines: bytes) -> None:
         """Sends lines to the runner for a session on another machine."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 from tests.support.waiting import eventually
 
 from hutch.sandbox.runner.pipes import WakeupFile
 from hutch.session.channels import low_latency
-from hutch.session.channels.low_latency import LowLatencyChannel
+from hutch.session.channels.low_latency import Backoff, LowLatencyChannel
 from hutch.session.channels.stream import connect_pipes
+from hutch.session.multiplexer import Multiplexer
 
 
 class WakeupFileEnds:
@@ -55,9 +56,9 @@ async def test_immediate_line_arrives_and_notifies_before_the_next_loop_iteratio
 ) -> None:
     channel, other = await connected(wakeup_file)
     with other:
-        channel.send_now(b"one\n")
+        channel.send_result(b"one\n")
         assert (other.recv(100), wakeup_file.length()) == (b"one\n", 1)
-        channel.send_now(b"two\n")
+        channel.send_result(b"two\n")
         assert (other.recv(100), wakeup_file.length()) == (b"two\n", 2)
         channel.close()
 
@@ -68,7 +69,7 @@ async def test_lines_sent_without_notification_are_counted(wakeup_file: WakeupFi
         channel.send(b"one\ntwo\n")
         assert wakeup_file.length() == 0
         assert await received(other, 8) == b"one\ntwo\n"
-        channel.send_now(b"three\n")
+        channel.send_result(b"three\n")
         assert wakeup_file.length() == 3
         channel.close()
 
@@ -77,7 +78,7 @@ async def test_immediate_line_does_not_overtake_buffered_ones(wakeup_file: Wakeu
     channel, other = await connected(wakeup_file)
     with other:
         channel.send(b"first\n")
-        channel.send_now(b"second\n")
+        channel.send_result(b"second\n")
         assert await received(other, 13) == b"first\nsecond\n"
         channel.close()
 
@@ -86,7 +87,7 @@ async def test_line_larger_than_the_socket_buffer_arrives_complete(wakeup_file: 
     channel, other = await connected(wakeup_file)
     long = b"x" * 4_000_000 + b"\n"
     with other:
-        channel.send_now(long)
+        channel.send_result(long)
         assert await received(other, len(long)) == long
         channel.close()
 
@@ -107,7 +108,7 @@ async def test_closed_channel_does_not_write_to_a_reused_descriptor(
     # Files get the lowest free numbers, so these files get the descriptor numbers that the channel had.
     reader, writer = os.pipe()
     more = [os.dup(writer) for _ in range(4)]
-    channel.send_now(b"too late\n")
+    channel.send_result(b"too late\n")
     os.set_blocking(reader, False)
     with pytest.raises(BlockingIOError):
         os.read(reader, 100)
@@ -137,22 +138,9 @@ async def polling_channel(
     os.close(write)
 
 
-async def test_poll_delivers_lines_before_the_next_loop_iteration(
-    polling_channel: tuple[LowLatencyChannel, int, list[bytes]],
-) -> None:
-    channel, write, lines = polling_channel
-    os.write(write, b"one\ntw")
-    channel._poll()
-    assert lines == [b"one"]
-    os.write(write, b"o\n")
-    await eventually(lambda: len(lines) > 1)
-    assert lines == [b"one", b"two"]
-
-
-async def test_polling_backs_off_after_each_failed_poll_and_resumes_after_a_successful_one(
-    polling_channel: tuple[LowLatencyChannel, int, list[bytes]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    channel, write, lines = polling_channel
+@pytest.fixture
+def polls(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Readings of the clock: one at the start of each poll, and one for each read without a message."""
     readings: list[float] = []
 
     def clock() -> float:
@@ -160,20 +148,71 @@ async def test_polling_backs_off_after_each_failed_poll_and_resumes_after_a_succ
         return float(len(readings))
 
     monkeypatch.setattr(low_latency, "perf_counter", clock)
+    return readings
 
-    def polled() -> bool:
-        before = len(readings)
-        channel._poll()
-        return len(readings) > before
 
-    assert "".join(str(int(polled())) for _ in range(12)) == "101000100000"
-    for _ in range(2):
-        assert not polled()
-    os.write(write, b"here\n")
-    assert polled()
-    assert lines == [b"here"]
+async def turn() -> None:
+    """Lets all due callbacks run, with either event loop."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def test_poll_delivers_lines_immediately(
+    polling_channel: tuple[LowLatencyChannel, int, list[bytes]],
+) -> None:
+    channel, write, lines = polling_channel
+    os.write(write, b"one\ntw")
+    channel._poll(Backoff(), 1)
+    assert lines == [b"one"]
+    os.write(write, b"o\n")
+    await eventually(lambda: len(lines) > 1)
+    assert lines == [b"one", b"two"]
+
+
+async def test_channel_polls_again_until_the_expected_messages_have_arrived(
+    polling_channel: tuple[LowLatencyChannel, int, list[bytes]], polls: list[float]
+) -> None:
+    channel, write, lines = polling_channel
+    os.write(write, b"started\ndone\n")
+    channel._poll(Backoff(), 2)
+    await turn()
+    assert (lines, len(polls)) == ([b"started", b"done"], 1)
+    os.write(write, b"started\n")
+    channel._poll(Backoff(), 2)
+    await turn()
+    assert lines[2:] == [b"started"]
+    assert len(polls) > 2
+
+
+def test_polls_without_a_message_are_followed_by_skipped_polls() -> None:
+    backoff = Backoff()
+
+    def polled(*, has_message: bool = False) -> bool:
+        may_poll = backoff.may_poll()
+        if may_poll:
+            backoff.record(has_message=has_message)
+        return may_poll
+
+    assert "".join(str(int(polled())) for _ in range(30)) == "101000100000001000000000000000"
+    assert polled(has_message=True)
     assert polled()
     assert not polled()
+
+
+async def test_channel_polls_after_both_kinds_of_messages_and_backs_off_separately(
+    polling_channel: tuple[LowLatencyChannel, int, list[bytes]], polls: list[float]
+) -> None:
+    channel = polling_channel[0]
+
+    async def has_polled(send: Callable[[bytes], None]) -> bool:
+        before = len(polls)
+        send(b"line\n")
+        await turn()
+        return len(polls) > before
+
+    assert [await has_polled(channel.send_execute) for _ in range(2)] == [True, False]
+    assert [await has_polled(channel.send_result) for _ in range(2)] == [True, False]
+    assert await has_polled(channel.send_execute)
 
 
 async def test_closed_channel_does_not_poll(
@@ -182,5 +221,21 @@ async def test_closed_channel_does_not_poll(
     channel, write, lines = polling_channel
     os.write(write, b"too late\n")
     channel.close()
-    channel._poll()
+    channel._poll(Backoff(), 1)
     assert lines == []
+
+
+@pytest.mark.parametrize("kind", ["execute", "result"])
+async def test_multiplexer_writes_immediately_only_if_the_host_may_poll(
+    wakeup_file: WakeupFileEnds, kind: str
+) -> None:
+    channel, other = await connected(wakeup_file)
+    multiplexer = Multiplexer(channel)
+    send = multiplexer.send_execute if kind == "execute" else multiplexer.send_result
+    with other:
+        send(lambda: False, b"one\n")
+        assert wakeup_file.length() == 0
+        send(lambda: True, b"two\n")
+        assert wakeup_file.length() == 2
+        assert await received(other, 8) == b"one\ntwo\n"
+        channel.close()

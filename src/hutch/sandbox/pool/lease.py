@@ -95,7 +95,7 @@ class Lease:
 
         `inputs`: JSON text of the guest's variables. `files`, `saved`, `answers`, `max_saved_bytes`, `turn`
         and `max_wait_seconds`: see `Session`; if the guest was suspended, `run.session.saved` is set.
-        `may_poll`: returns True if the runner may use a core to poll for the next tool result. `max_seconds`:
+        `may_poll`: returns True if host and runner may each use a core to poll for messages. `max_seconds`:
         cancels the execution after this time. If the runner has not started the execution by then, another
         execution keeps the runner busy, and the runner does not count as unresponsive.
         """
@@ -107,6 +107,7 @@ class Lease:
             limits,
             providers,
             multiplexer.peer,
+            send_execute=partial(multiplexer.send_execute, may_poll),
             send_result=partial(multiplexer.send_result, may_poll),
             on_started=run.report_started,
             job=job,

@@ -23,7 +23,6 @@ from hutch.sandbox.runner.pipes import OutputPipe, WakeupFile
 from hutch.sandbox.runner.priority import set_background
 from hutch.sandbox.runner.process_exit import ProcessExit
 from hutch.sandbox.runner.profile import Profile
-from hutch.session.channels.low_latency import LowLatencyChannel
 from hutch.session.channels.peer import BACKSTOP_SECONDS, GUEST_CODES, RUNNER_CODES, START_TIMEOUT_SECONDS
 from hutch.session.channels.stream import Channel, StreamChannel
 from hutch.session.multiplexer import Multiplexer
@@ -479,7 +478,6 @@ def open_multiplexer(profile: Profile, channel: Channel, *, extra_seconds: float
         backstop_seconds=BACKSTOP_SECONDS + extra_seconds if spec.enforces_timeout else 0.0,
         # With a preload, silence is not limited, because a package may take long to import.
         max_silence_seconds=0.0 if profile.has_preload else MAX_SILENCE_SECONDS + extra_seconds,
-        send_now=channel.send_now if isinstance(channel, LowLatencyChannel) else None,
     )
 
 

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from hutch.session.channels.stream import StreamChannel
 
-# Maximum time of a poll, which blocks the event loop. Most guests make their next call within this time.
+# Maximum time of a poll, which blocks the event loop. Most guests send their next message within this time.
 POLL_SECONDS = 0.0001
 # Maximum number of polls that are skipped after a poll without a message (exponential back-off).
 MAX_SKIPPED_POLLS = 15
@@ -33,6 +33,26 @@ class LineNotifier(Protocol):
         """Ends the notifications."""
 
 
+class Backoff:
+    """Decides whether to poll. After a poll without a message, skips polls: 1, 3, 7, then always 15."""
+
+    __slots__ = ("_skips", "_skips_left")
+
+    def __init__(self) -> None:
+        self._skips = self._skips_left = 0
+
+    def may_poll(self) -> bool:
+        if self._skips_left > 0:
+            self._skips_left -= 1
+            return False
+        return True
+
+    def record(self, *, has_message: bool) -> None:
+        """Records the outcome of a poll."""
+        self._skips = 0 if has_message else min(2 * self._skips + 1, MAX_SKIPPED_POLLS)
+        self._skips_left = self._skips
+
+
 class LowLatencyChannel(StreamChannel):
     """Channel that writes to a socket and reads from a pipe."""
 
@@ -41,7 +61,8 @@ class LowLatencyChannel(StreamChannel):
         super().__init__(limit)
         self._notifier = notifier
         self._sent_lines = 0
-        self._skips_left = self._skips = 0
+        # Separate, because a guest that computes for long before its first call may then make quick calls.
+        self._after_execute, self._after_result = Backoff(), Backoff()
         # Duplicates of the transports' descriptors. A transport may close its own descriptor before it tells
         # the channel. Another file may then get the same number.
         self._write_socket: socket.socket | None = None
@@ -60,10 +81,17 @@ class LowLatencyChannel(StreamChannel):
         self._sent_lines += line.count(b"\n")
         super().send(line)
 
-    def send_now(self, line: bytes) -> None:
+    def send_execute(self, line: bytes) -> None:
+        """Like `send`, but writes immediately and polls for `started` and the next message of the runner."""
+        self._send_and_poll(line, self._after_execute, 2)
+
+    def send_result(self, line: bytes) -> None:
         """Like `send`, but writes immediately, notifies a polling runner, and polls for the runner's next
         message.
         """
+        self._send_and_poll(line, self._after_result, 1)
+
+    def _send_and_poll(self, line: bytes, backoff: Backoff, replies: int) -> None:
         write_socket, writer = self._write_socket, self._writer
         if write_socket is None or writer is None or writer.get_write_buffer_size():
             self.send(line)
@@ -77,23 +105,24 @@ class LowLatencyChannel(StreamChannel):
         if sent < len(line):
             writer.write(memoryview(line)[sent:])
         self._notifier.set_line_count(self._sent_lines)
-        asyncio.get_running_loop().call_soon(self._poll)
+        if backoff.may_poll():
+            asyncio.get_running_loop().call_soon(self._poll, backoff, replies)
 
-    def _poll(self) -> None:
+    def _poll(self, backoff: Backoff, replies: int) -> None:
+        """Polls for the next message, and for further ones until `replies` messages have arrived."""
         if self._read_pipe is None:
-            return
-        if self._skips_left > 0:
-            self._skips_left -= 1
             return
         until = perf_counter() + POLL_SECONDS
         while (data := self._read_pipe.read(READ_BYTES)) is None:
             if perf_counter() > until:
-                self._skips_left = self._skips = min(2 * self._skips + 1, MAX_SKIPPED_POLLS)
+                backoff.record(has_message=False)
                 return
-        self._skips = 0
+        backoff.record(has_message=True)
         # Ignore empty data: the transport reports the end of the stream.
         if data:
             self.data_received(data)
+            if (replies := replies - data.count(b"\n")) > 0:
+                asyncio.get_running_loop().call_soon(self._poll, backoff, replies)
 
     def _end(self, reason: str) -> None:
         if not self._ended:
