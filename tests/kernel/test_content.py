@@ -4,7 +4,6 @@ clock.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from datetime import datetime, timedelta
@@ -36,7 +35,7 @@ async def record(levels: RecordLevels, result: Result, run: RunHandle | None = N
     run.emit(RunLog(line="x" * 1_000_000))
     run.end(result)
     recorder(execution, run, result)
-    await asyncio.sleep(0)
+    await recorder.publish()
     return stored[0]
 
 
@@ -72,7 +71,7 @@ async def test_secrets_of_the_run_are_redacted() -> None:
     run = RunHandle(redactor=Redactor(["secret"]))
     run.end(FAILED)
     recorder(Execution(code="secret", profile=profile_for("quickjs")), run, FAILED)
-    await asyncio.sleep(0)
+    await recorder.publish()
     [(found, redactor)] = stored
     assert found.error_message == f"no {MARK}"
     assert redactor is not None

@@ -12,13 +12,14 @@ import pytest
 from tests.http.execbox_client import connect_execbox
 from tests.support.messages import execute, tool_failure, tool_result
 from tests.support.processes import ServeProcess, running_server
+from tests.support.waiting import eventually
 
 from hutch.kernel.execution import INTERNAL_PROTOCOL, Execution
 from hutch.kernel.metrics import RunCounters
 from hutch.kernel.records import RunRecord, RunRecorder
 from hutch.kernel.spans import RunTracing
 from hutch.sandbox.runner.profile import profile_for
-from hutch.session.run import MAX_RECORDED_CALLS, CallLog, CallRecord, Result, RunHandle
+from hutch.session.run import MAX_RECORDED_CALLS, CallLog, CallRecord, Result, RunHandle, TextRedactor
 from hutch.telemetry.trace_context import TraceContext
 
 SECRET = "correct-horse-battery"
@@ -28,8 +29,8 @@ async def finish(recorder: RunRecorder, id: str, protocol: str = "python", milli
     run, result = RunHandle(id), Result(ok=True, result=SECRET, duration_ms=milliseconds)
     run.end(result)
     recorder(Execution(code=SECRET, profile=profile_for("quickjs"), protocol=protocol), run, result)
-    # Records are stored after the caller has its result.
-    await asyncio.sleep(0)
+    # Records are made after the caller has its result.
+    await recorder.publish()
 
 
 async def test_recorder_counts_logs_and_stores_each_run(caplog: pytest.LogCaptureFixture) -> None:
@@ -60,7 +61,7 @@ async def test_jump_of_the_clock_during_a_run_does_not_change_its_times(
     monkeypatch.setattr("time.time", lambda: run.started_at + seconds)
     run.end(result)
     recorder(Execution(code="1", profile=profile_for("quickjs")), run, result)
-    await asyncio.sleep(0)
+    await recorder.publish()
     [record] = stored
     assert record.started_at is not None
     assert record.created_at <= record.started_at <= record.ended_at
@@ -119,10 +120,56 @@ async def test_record_is_made_once_and_after_the_caller_has_its_result(
         made.clear()
         recorder(execution, RunHandle(id), Result(ok=True))
         assert made == []
-        await asyncio.sleep(0)
+        await recorder.publish()
         assert made == [id]
     assert [record.run_id for record in stored] == ["silent", "logged"]
     assert len(caplog.records) == 1
+
+
+async def test_records_are_made_by_themselves_a_moment_after_the_end_of_their_runs() -> None:
+    stored = list[str]()
+    recorder = RunRecorder()
+    recorder.sink = lambda record, redactor: stored.append(record.run_id)
+    execution = Execution(code="1", profile=profile_for("quickjs"))
+    for id in ("a", "b"):
+        recorder(execution, RunHandle(id), Result(ok=True))
+    assert stored == []
+    await eventually(lambda: stored == ["a", "b"])
+    recorder(execution, RunHandle("c"), Result(ok=True))
+    await eventually(lambda: stored == ["a", "b", "c"])
+
+
+async def test_other_callbacks_run_while_many_records_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hutch.kernel.records.SLICE_SECONDS", 0.0)
+    stored = list[str]()
+    recorder = RunRecorder()
+    recorder.sink = lambda record, redactor: stored.append(record.run_id)
+    execution = Execution(code="1", profile=profile_for("quickjs"))
+    for number in range(20):
+        recorder(execution, RunHandle(str(number)), Result(ok=True))
+    seen = set[int]()
+    while len(stored) < 20:
+        await asyncio.sleep(0)
+        seen.add(len(stored))
+    assert seen >= {*range(1, 21)}
+
+
+async def test_record_that_cannot_be_made_does_not_affect_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stored = list[str]()
+
+    def sink(record: RunRecord, redactor: TextRedactor | None) -> None:
+        if record.run_id == "bad":
+            raise RuntimeError("this record is bad")
+        stored.append(record.run_id)
+
+    recorder = RunRecorder()
+    recorder.sink = sink
+    for id in ("a", "bad", "b"):
+        await finish(recorder, id)
+    assert stored == ["a", "b"]
+    assert "the record of the run bad cannot be made" in caplog.messages
 
 
 async def test_record_does_not_change_after_the_end_of_the_run() -> None:
@@ -134,7 +181,7 @@ async def test_record_does_not_change_after_the_end_of_the_run() -> None:
     run.call_log.add(CallRecord.of("tools", "before", True, 0.1))
     run.end(result)
     recorder(Execution(code="1", profile=profile_for("quickjs")), run, result)
-    await asyncio.sleep(0)
+    await recorder.publish()
     run.call_log.add(CallRecord.of("tools", "cancelled", False, 0.1))
     assert [call.tool for call in stored[0].calls] == ["before"]
 
@@ -153,7 +200,7 @@ async def test_spans_are_exported_only_of_sampled_runs(caplog: pytest.LogCapture
         run = RunHandle(id)
         run.trace = TraceContext("1" * 32, "2" * 16, is_sampled)
         recorder(Execution(code="1", profile=profile_for("quickjs")), run, Result(ok=True))
-    await asyncio.sleep(0)
+    await recorder.publish()
     assert exported == ["sampled"]
 
 
@@ -202,7 +249,7 @@ async def test_record_has_the_first_calls_and_the_number_of_the_others() -> None
     execution = Execution(code="1", profile=profile_for("quickjs"))
     recorder(execution, RunHandle("r", call_log=log), Result(ok=True))
     assert records == []
-    await asyncio.sleep(0)
+    await recorder.publish()
     [record] = records
     assert (record.tool_calls, len(record.calls), record.calls_left_out) == (
         MAX_RECORDED_CALLS + 7,

@@ -158,6 +158,7 @@ class Storage:
     async def close(self) -> None:
         """Writes the queued run records and closes the store. Must be called after all runs have ended."""
         self._closed = True
+        await self._recorder.publish()
         self._recorder.sink = None
         await self._kernel.fair_use.close()
         self._kernel.fair_use.store = None
@@ -181,6 +182,7 @@ class Storage:
             self._store = await flow_keys.open_store(self.settings)
             if not self._closed:
                 self._recorder.sink = self._queue_run
+                self._store.write_behind.before_flush = self._recorder.publish
                 self._kernel.fair_use.store = QuotaStore(self._store.quotas, self._store.rate_limits)
                 from hutch.kernel.durable.running_runs import RunningRuns
 

@@ -154,7 +154,7 @@ class Kernel:
     async def _run_counted(self, execution: Execution, run: RunHandle) -> Result:
         for observe in self.on_begin:
             observe(execution, run)
-        if run.listeners:
+        if run.is_followed:
             run.emit(RunQueued())
         self.active[run.id] = execution, run
         if run.charge is None and (execution.turn is not None or self._max_saved_bytes(execution)):
@@ -214,7 +214,7 @@ class Kernel:
             result = run.session.result
         else:
             run.session.forget_memory()
-            if run.listeners:
+            if run.is_followed:
                 run.emit(RunSuspended(calls=[call.call_id for call in run.session.saved.pending]))
             result = msgspec.structs.replace(result, pending_calls=run.session.saved.pending)
         if is_abandoned:
@@ -349,7 +349,7 @@ class Kernel:
                 return None
         if run.session is not None and run.session.saved is not None:
             run.session.forget_memory()
-            if run.listeners:
+            if run.is_followed:
                 calls = [*run.session.saved.pending, *run.session.tool_calls.in_flight()]
                 run.emit(RunSuspended(calls=[call.call_id for call in calls]))
         return load

@@ -437,6 +437,11 @@ class RunHandle(msgspec.Struct, eq=False):
         """
         return None
 
+    @property
+    def is_followed(self) -> bool:
+        """True if the run has listeners besides its timeline, which needs only log lines and tool calls."""
+        return len(self.listeners) > (self.timeline is not None)
+
     def emit(self, event: RunEvent) -> None:
         for listener in self.listeners:
             listener(event)
@@ -449,7 +454,7 @@ class RunHandle(msgspec.Struct, eq=False):
         self.clock.started = self.clock.now()
         if self.on_started is not None:
             self.on_started()
-        if self.listeners:
+        if self.is_followed:
             self.emit(RunStarted(run_id=self.id if self.session is None else self.session.run_id))
 
     def stop(self) -> bool:
@@ -495,13 +500,14 @@ class RunHandle(msgspec.Struct, eq=False):
             sent = 0 if self.session is None else self.session.log_lines
             for line in result.logs[sent:]:
                 self.emit(RunLog(line=line))
+        if self.is_followed:
             self.emit(RunEnded(outcome=self.outcome, result=result))
 
     def fail(self, code: str) -> None:
         """Ends the run without a result, because it could not be started or its caller disconnected."""
         self.clock.ended = self.clock.now()
         self.outcome = code
-        if self.listeners:
+        if self.is_followed:
             self.emit(RunEnded(outcome=code))
 
     @property

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from hutch.errors import HutchError, UnstorableValue
@@ -68,6 +68,8 @@ class WriteBehindQueue:
         self.usage_lock = asyncio.Lock()
         """Held while usage is written. A reader that holds it counts each usage once: as stored or as queued.
         """
+        self.before_flush: Callable[[], Awaitable[None]] = _nothing
+        """Awaited before each flush. Adds the records of runs that have just ended."""
         self._max_queued = max_queued
         self._dropped = self._total_dropped = 0
         self._wake = asyncio.Event()
@@ -114,8 +116,7 @@ class WriteBehindQueue:
 
     async def flush(self) -> None:
         """Writes all queued rows. If that fails, raises StoreError and keeps the rows in the queue."""
-        # Wait one iteration of the event loop, in which the records of runs that have just ended are added.
-        await asyncio.sleep(0)
+        await self.before_flush()
         async with self._writing:
             while self._runs:
                 queued = [self._runs[number] for number in range(min(len(self._runs), MAX_BATCH))]
@@ -196,6 +197,9 @@ class WriteBehindQueue:
         # Update the keys in sorted order on every server, because transactions with different orders would
         # block each other.
         await self._database.write_many(sql, [{"id": id, "at": at} for id, at in sorted(uses.items())])
+
+
+async def _nothing() -> None: ...
 
 
 async def _made(queued: Sequence[_QueuedRun]) -> list[NewRun]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -62,32 +63,31 @@ async def output_of(
     return text.decode()
 
 
-def at_number(number: int, content: str) -> int:
-    """Opens a file with this content at this descriptor. The number must be free."""
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(number)
+def high_descriptor(content: str) -> int:
+    """Opens a file with this content. Its number is higher than those of other descriptors."""
     handle = memory_file(content.encode())
-    os.dup2(handle, number)
-    os.close(handle)
-    return number
+    try:
+        return fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, 500)
+    finally:
+        os.close(handle)
 
 
 @with_each_method
-@pytest.mark.parametrize("numbers", [(), (250,), (200, 100, 150), (201, 200, 203, 202)])
-async def test_process_gets_only_the_passed_descriptors_under_their_numbers(numbers: tuple[int, ...]) -> None:
-    for number in numbers:
-        at_number(number, f"content of {number}\n")
+@pytest.mark.parametrize("order", [(), (0,), (2, 0, 1), (1, 0, 3, 2)])
+async def test_process_gets_only_the_passed_descriptors_under_their_numbers(order: tuple[int, ...]) -> None:
+    handles = [high_descriptor(f"{index}\n") for index in range(len(order))]
+    passed = [handles[index] for index in order]
     try:
-        listing = await output_of("/bin/ls", "/proc/self/fd", pass_fds=numbers)
+        listing = await output_of("/bin/ls", "/proc/self/fd", pass_fds=passed)
         contents = await output_of(
-            "/bin/cat", *(f"/proc/self/fd/{number}" for number in numbers), pass_fds=numbers
+            "/bin/cat", *(f"/proc/self/fd/{handle}" for handle in passed), pass_fds=passed
         )
     finally:
-        for number in numbers:
-            os.close(number)
+        for handle in handles:
+            os.close(handle)
     # `ls` opens the folder itself, with the lowest free number.
-    assert {*map(int, listing.split())} == {0, 1, 2, 3, *numbers}
-    assert contents == "".join(f"content of {number}\n" for number in numbers)
+    assert {*map(int, listing.split())} == {0, 1, 2, 3, *passed}
+    assert contents.split() == [str(index) for index in order]
 
 
 @with_each_method
