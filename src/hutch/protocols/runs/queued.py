@@ -214,7 +214,7 @@ async def _remote_events(
         while not access.is_draining:
             events = await follower.next(seconds)
             if events is not None:
-                if events.part == 0 and has_events:
+                if events.part == 0 and (has_events or await _has_new_start(row, queue)):
                     return  # another server executes the run now and may number its events anew
                 has_events = True
                 position.number = max(position.number, events.number)
@@ -231,3 +231,8 @@ async def _remote_events(
                     seconds = LAST_EVENTS_SECONDS
     finally:
         queue.remote_events.leave(follower)
+
+
+async def _has_new_start(row: QueuedRunRow, queue: RunQueue) -> bool:
+    now = await queue.find(row.run_id)
+    return now is not None and now.generation != row.generation

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
@@ -107,13 +108,12 @@ class EventPublisher:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _publish(self, id: str, events: EventSource) -> None:
-        part = 0
+        parts = itertools.count()
         try:
             if past := b"".join(events.past_chunks()):
-                await self._put(id, FollowedEvents(part, events.number, past, events.has_ended))
+                await self._put(id, FollowedEvents(next(parts), events.number, past, events.has_ended))
             while (data := await events.next()) is not None:
-                part += 1
-                await self._put(id, FollowedEvents(part, events.number, data, events.has_ended))
+                await self._put(id, FollowedEvents(next(parts), events.number, data, events.has_ended))
                 await asyncio.sleep(FLUSH_SECONDS)
         except Exception:
             logger.exception("the events of a run cannot be sent to a follower at another server")

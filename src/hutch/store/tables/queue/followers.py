@@ -28,7 +28,7 @@ class FollowedEvents(NamedTuple):
     """Encoded events for one follower."""
 
     part: int
-    """Order of the rows of one follower."""
+    """Order of the rows of one follower. Each server that executes the run starts at 0."""
     number: int
     """Number of the last of these events, with the offset."""
     data: bytes
