@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import itertools
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -20,6 +22,12 @@ from hutch.sandbox.jail.jail import memory_file
 from hutch.sandbox.jail.spawn import StartedProcess, kill_tree, spawn
 
 SLEEP = ("/bin/sleep", "1000")
+
+
+@pytest.fixture(autouse=True)
+def skip_first_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first process of a program is started with `subprocess`."""
+    monkeypatch.setattr(spawn_module, "_starts", itertools.count(1))
 
 
 @pytest.fixture(params=["posix_spawn", "subprocess"])
@@ -205,3 +213,20 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_first_process_needs_no_thread() -> None:
+    """Other threads would delay the end of short commands such as `hutch eval`."""
+    program = """
+import asyncio, os, threading
+from hutch.sandbox.jail.spawn import spawn
+
+async def start():
+    null = os.open(os.devnull, os.O_RDWR)
+    process = await spawn(("/bin/true",), env={}, cwd="/", stdout=null, stderr=null)
+    return process.wait(), threading.active_count()
+
+print(*asyncio.run(start()))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", "1"]
