@@ -65,6 +65,21 @@ async def test_only_owners_that_use_much_run_in_the_background() -> None:
     shares.close()
 
 
+async def test_owner_below_the_average_keeps_its_priority_until_it_exceeds_the_average() -> None:
+    """The CPU time of a new process includes the compilation of QuickJS, half of a busy owner's time."""
+    busy, other = [ComputingRunner(f"busy-{n}") for n in range(4)], ComputingRunner("other")
+    shares = shares_of(*busy, other)
+    ticks(shares, {**dict.fromkeys(busy, 0.02), other: 0.014})
+    assert not other.is_in_background
+    ticks(shares, {**dict.fromkeys(busy, 0.02), other: 0.03})
+    assert other.is_in_background
+    ticks(shares, {**dict.fromkeys(busy, 0.02), other: 0.014})
+    assert other.is_in_background, "it does not change back and forth"
+    ticks(shares, {**dict.fromkeys(busy, 0.02), other: 0.005})
+    assert not other.is_in_background
+    shares.close()
+
+
 @pytest.mark.parametrize(
     "used",
     [

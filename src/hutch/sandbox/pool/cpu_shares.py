@@ -4,8 +4,8 @@ The kernel divides the cores equally among all busy processes, one of which is t
 guests, a short execution therefore waits for all of them several times: until the host has read the request,
 until the guest has run, and until the host has read its result. On a machine with 2 cores and 16 busy owners,
 `1+1` took 20 times as long as on an idle one. Therefore, while more processes compute than there are cores,
-an owner that uses more than half as much CPU time as the average owner gets a lower priority: its processes
-run in the background.
+an owner that uses more CPU time than the average owner gets a lower priority: its processes run in the
+background.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ DECAY = 0.5 ** (TICK_SECONDS / 0.5)
 # programs may use the cores too.
 COMPUTING_SECONDS = 0.001
 # Fractions of the owners' average CPU time. The processes of an owner that uses more than the first fraction
-# are put into the background. They are brought back when the owner uses less than the second fraction.
-BACKGROUND_ABOVE, FOREGROUND_BELOW = 0.5, 0.25
+# are put into the background. They are brought back when the owner uses less than the second fraction. A
+# newcomer stays below the first fraction while V8 compiles QuickJS in its new process. In the background, its
+# executions would take up to 100 ms meanwhile.
+BACKGROUND_ABOVE, FOREGROUND_BELOW = 1.0, 0.5
 # An owner that uses less than this fraction of one core is never put into the background, because other busy
 # programs may make the average of the owners low.
 MIN_BACKGROUND_PART = 0.03
