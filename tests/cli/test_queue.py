@@ -38,7 +38,8 @@ def test_dead_letters_are_listed_retried_and_removed(server: ServeProcess) -> No
     assert "is queued again" in command(server, "queue", "retry", run_id).stdout
     wait_until(lambda: run_id in command(server, "queue", "list", "--dead").stdout)
     assert command(server, "queue", "remove", run_id).returncode == 0
-    assert json.loads(command(server, "queue", "list", "--json").stdout) == []
+    assert command(server, "queue", "list", "--json").stdout == "[]\n"
+    assert command(server, "queue", "list", "--dead").stderr == "hutch: there are no dead letters\n"
     refused = command(server, "queue", "retry", run_id)
     assert (refused.returncode, "not a dead letter" in refused.stderr) == (2, True)
 
@@ -50,6 +51,7 @@ def test_script_with_schedule_and_trigger(server: ServeProcess, tmp_path: Path) 
     assert saved.stdout == "report is saved\n"
     assert command(server, "script", "show", "report").stdout == "return `Hi ${name}`\n"
     assert "report" in command(server, "script", "list").stdout
+    assert command(server, "script", "list", "--json").stdout.count("\n") == 1
     options = ("--script", "report", "--inputs", '{"name": "Bo"}')
     added = command(server, "schedule", "add", "nightly", "0 3 * * *", *options, "--timezone", "Asia/Tokyo")
     assert "nightly starts next at 20" in added.stdout

@@ -47,7 +47,7 @@ async def test_level_decides_what_is_recorded() -> None:
     for level, result, message, fields in (
         ("metadata", FAILED, None, set[str]()),
         ("errors", OK, None, set()),
-        ("errors", FAILED, "no secret", {"error", "code", "logs"}),
+        ("errors", FAILED, "no secret", {"error", "code", "logs", "is_code"}),
         ("full", OK, None, {"code", "inputs", "output", "logs", "calls", "is_code"}),
     ):
         found = await record(RecordLevels("errors", {"python": level}), result)  # type: ignore[dict-item]

@@ -33,7 +33,8 @@ def open_console(url: str | None, *, browser: bool) -> int:
     except (URLError, HTTPException, OSError, ValueError, KeyError) as error:
         reason = getattr(error, "reason", error)
         raise HutchError(
-            f"{base} cannot be reached: {reason}.", remedy="Start it with `hutch serve`, or give its address."
+            f"{base} cannot be reached: {reason}.",
+            remedy="Start it with `hutch serve`, or name its address with --url or HUTCH_URL.",
         ) from None
     print_line(link)
     if settings.api_key:

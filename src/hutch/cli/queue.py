@@ -11,7 +11,7 @@ from typing import Any, ParamSpec
 from urllib.parse import quote
 
 from hutch.cli.runs import RemoteRuns, with_server
-from hutch.cli.support.console import format_age_of, print_json_value, print_line, print_table
+from hutch.cli.support.console import format_age_of, print_json_value, print_line, print_note, print_table
 from hutch.errors import InvalidInput
 
 P = ParamSpec("P")
@@ -61,11 +61,15 @@ def parse_object(text: str | None, option: str) -> dict[str, Any]:
     return value
 
 
-def _print_list(items: list[dict[str, Any]], headers: Sequence[str], row: Row, *, as_json: bool) -> int:
+def _print_list(
+    items: list[dict[str, Any]], headers: Sequence[str], row: Row, *, empty: str, as_json: bool
+) -> int:
     if as_json:
-        print_json_value(items, indent=2)
-    else:
+        print_json_value(items)
+    elif items:
         print_table(headers, [row(item) for item in items])
+    else:
+        print_note(empty)
     return 0
 
 
@@ -76,9 +80,8 @@ def _print_list(items: list[dict[str, Any]], headers: Sequence[str], row: Row, *
 def list_queue(url: str | None, key_env: str, *, dead: bool, as_json: bool) -> int:
     body = call(url, key_env, "GET", "/queue")
     runs = [run for run in body["runs"] if not dead or run["state"] == "dead"]
-    if not as_json:
-        counts = ", ".join(f"{count} {state}" for state, count in sorted(body["counts"].items()))
-        print_line(counts or "nothing is queued")
+    if body["counts"] and not as_json:
+        print_line(", ".join(f"{count} {state}" for state, count in sorted(body["counts"].items())))
     return _print_list(
         runs,
         ("RUN", "KIND", "LABEL", "STATE", "ATTEMPTS", "ADDED", "OUTCOME"),
@@ -91,6 +94,7 @@ def list_queue(url: str | None, key_env: str, *, dead: bool, as_json: bool) -> i
             format_age_of(run["created_at"]),
             run["outcome"] or "",
         ),
+        empty="there are no dead letters" if dead else "no runs are waiting; `POST /runs` adds some",
         as_json=as_json,
     )
 
@@ -129,6 +133,7 @@ def list_deliveries(run_id: str | None, url: str | None, key_env: str, *, as_jso
             _last_answer(row),
             format_age_of(row["created_at"]),
         ),
+        empty="there are no messages; runs that are added with a webhook send them",
         as_json=as_json,
     )
 
@@ -175,6 +180,7 @@ def list_scripts(url: str | None, key_env: str, *, as_json: bool) -> int:
         body["scripts"],
         ("NAME", "ENGINE", "SAVED"),
         lambda row: (row["name"], row["engine"], format_age_of(row["updated_at"])),
+        empty="there are no scripts; `hutch script save NAME FILE` saves one",
         as_json=as_json,
     )
 
@@ -209,6 +215,7 @@ def list_schedules(url: str | None, key_env: str, *, as_json: bool) -> int:
             row["next_at"] or "paused",
             row["last_run_id"] or "",
         ),
+        empty="there are no schedules; `hutch schedule add` adds one",
         as_json=as_json,
     )
 
@@ -237,6 +244,7 @@ def list_triggers(url: str | None, key_env: str, *, as_json: bool) -> int:
             format_age_of(row["last_at"]) if row["last_at"] else "",
             row["last_run_id"] or "",
         ),
+        empty="there are no triggers; `hutch trigger add` adds one",
         as_json=as_json,
     )
 

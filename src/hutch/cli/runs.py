@@ -138,7 +138,8 @@ def with_server(url: str | None, key_env: str, action: Callable[[RemoteRuns], Aw
             async with httpx2.AsyncClient(base_url=base, headers=headers, timeout=60.0) as client:
                 return await action(RemoteRuns(client, key_env))
         except httpx2.HTTPError as error:
-            raise InvalidInput("url", f"{base}: {error}.", remedy="Is `hutch serve` running?") from None
+            remedy = "Is `hutch serve` running? HUTCH_URL or --url names a server at another address."
+            raise InvalidInput("url", f"{base}: {error}.", remedy=remedy) from None
 
     return event_loop.run_async(run())
 
@@ -195,7 +196,7 @@ def list_runs(filters: Mapping[str, Any], url: str | None, key_env: str, *, as_j
         return 0
     if not page["runs"]:
         print_note(
-            "there are no such runs; servers, `hutch flow run` and `hutch ability run` record their runs"
+            "there are no such runs; servers, sessions, `hutch flow run` and `hutch ability run` record runs"
         )
     else:
         headers = ("RUN", "WHEN", "TOOK", "WHAT", "OWNER", "OUTCOME", "WHY")

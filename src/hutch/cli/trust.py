@@ -48,7 +48,8 @@ def trust_folder(folder: Path, *, yes: bool) -> int:
         print_note("nothing was trusted")
         return 1
     store.add(folder, files)
-    print_note(f"trusted {', '.join(file.name for file in files)} until they change")
+    change = "it changes" if len(files) == 1 else "they change"
+    print_note(f"trusted {', '.join(file.name for file in files)} until {change}")
     return 0
 
 

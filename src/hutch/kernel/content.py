@@ -116,8 +116,8 @@ def run_content(
     inputs = execution.inputs if source is None else source.inputs
     if code is not None:
         content.code = code if budget.take(len(code)) else Cut(len(code))
+    content.is_code = source is None and execution.job is None
     if level == "full":
-        content.is_code = source is None and execution.job is None
         content.inputs = budget.bounded(inputs)
         content.output = budget.bounded(result.result_json)
         content.providers = {provider.name: [*provider.tools] for provider in execution.providers}

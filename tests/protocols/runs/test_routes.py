@@ -217,6 +217,16 @@ async def test_replay_answers_calls_from_the_record_and_names_the_call_that_diff
     assert wrong.status_code == 400
 
 
+async def test_replay_of_a_failed_run_without_contents_names_the_setting(
+    operator: httpx2.AsyncClient,
+) -> None:
+    body = {"code": "throw new Error('no')", "record": "errors"}
+    run_id = (await operator.post("/run", json=body)).headers["x-run-id"]
+    refused = await operator.post(f"/runs/{run_id}/replay", json={})
+    assert refused.status_code == 409
+    assert 'Set `record = "full"`' in refused.json()["error"]["message"]
+
+
 async def test_turn_of_a_session_is_not_replayed_without_its_variables(operator: httpx2.AsyncClient) -> None:
     await operator.post("/sessions", json={"id": "turns"})
     turns = [

@@ -70,7 +70,14 @@ Examples:
 """,
 )
 @click.argument("url", required=False)
-@click.option("--url", "url_option", metavar="URL", hidden=True, help="The same as the argument URL.")
+@click.option(
+    "--url",
+    "url_option",
+    envvar="HUTCH_URL",
+    metavar="URL",
+    hidden=True,
+    help="The same as the argument URL.",
+)
 @click.option("--open", "browser", is_flag=True, help="Open the link in a browser.")
 def console(url: str | None, url_option: str | None, browser: bool) -> int:
     """Print a link to the web console of a running server.
