@@ -78,3 +78,17 @@ def test_owners_that_never_return_are_forgotten() -> None:
     for _ in range(4):
         turns.take("ann")
     assert not turns.has_others("ann")
+
+
+def test_busy_owner_that_is_half_a_round_late_is_no_newcomer() -> None:
+    turns = OwnerTurns()
+    busy = [f"busy-{number}" for number in range(16)]
+    for owner in (*busy, *busy):
+        turns.take(owner)
+    late, *others = busy
+    turns.take(late)
+    for owner in (*others, *others[:8]):
+        turns.take(owner)
+    assert not turns.is_newcomer(late)
+    turns.take(others[8])
+    assert turns.is_newcomer(late)

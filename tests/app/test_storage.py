@@ -18,6 +18,9 @@ from tests.support.processes import hutch, running_server
 
 from hutch.app.app import App
 from hutch.errors import StoreError
+from hutch.kernel.execution import Execution
+from hutch.sandbox.runner.profile import profile_for
+from hutch.session.run import RunHandle
 from hutch.settings import Settings
 from hutch.store.models import Usage, now
 from hutch.store.retention import RetentionClock
@@ -144,3 +147,20 @@ async def assert_usage_is_pruned(settings: Settings) -> None:
                 await asyncio.sleep(0.01)
     finally:
         await app.close()
+
+
+async def test_records_of_runs_that_have_just_ended_are_stored_at_shutdown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hutch.kernel.records.PUBLISH_SECONDS", 3600)
+    settings = Settings(home=str(tmp_path), quickjs_warm=0, deno_warm=0)
+    app = await App.create(settings)
+    try:
+        await app.storage.start()
+        assert (
+            await app.kernel.run(Execution(code="1", profile=profile_for("quickjs")), RunHandle("ended"))
+        ).ok
+    finally:
+        await app.close()
+    async with await Store.open(settings) as store:
+        assert await store.runs.get("ended") is not None

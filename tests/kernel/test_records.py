@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from tests.http.execbox_client import connect_execbox
@@ -172,7 +174,7 @@ async def test_record_that_cannot_be_made_does_not_affect_the_others(
     assert "the record of the run bad cannot be made" in caplog.messages
 
 
-async def test_record_does_not_change_after_the_end_of_the_run() -> None:
+async def test_record_has_its_own_list_of_calls() -> None:
     stored = list[RunRecord]()
     recorder = RunRecorder()
     recorder.sink = lambda record, redactor: stored.append(record)
@@ -182,7 +184,7 @@ async def test_record_does_not_change_after_the_end_of_the_run() -> None:
     run.end(result)
     recorder(Execution(code="1", profile=profile_for("quickjs")), run, result)
     await recorder.publish()
-    run.call_log.add(CallRecord.of("tools", "cancelled", False, 0.1))
+    run.call_log.add(CallRecord.of("tools", "later", False, 0.1))
     assert [call.tool for call in stored[0].calls] == ["before"]
 
 
@@ -296,3 +298,46 @@ def test_log_is_plain_text_by_default() -> None:
         line = server.logged("serving")
         assert "isolation=" in line
         assert "\x1b" not in line
+
+
+async def test_records_of_several_runs_are_made_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hutch.kernel.records.PUBLISH_SECONDS", 3600)
+    stored = list[str]()
+    recorder = RunRecorder()
+    recorder.sink = lambda record, redactor: stored.append(record.run_id)
+    execution = Execution(code="1", profile=profile_for("quickjs"))
+    for id in ("a", "b"):
+        recorder(execution, RunHandle(id), Result(ok=True))
+        await asyncio.sleep(0.0)
+        await asyncio.sleep(0.0)
+    assert stored == []
+    await recorder.publish()
+    assert stored == ["a", "b"]
+
+
+async def test_run_is_logged_in_the_context_of_its_task(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Programs that use Hutch as a library add context variables to their log records with filters."""
+    request_id, seen = ContextVar[str]("request_id"), list[str]()
+    handler = Mock(level=logging.INFO, handle=lambda record: seen.append(request_id.get()))
+    monkeypatch.setattr(logging.getLogger("hutch.runs"), "handlers", [handler])
+    caplog.set_level(logging.INFO, "hutch.runs")
+    recorder = RunRecorder()
+
+    async def request(id: str) -> None:
+        request_id.set(id)
+        recorder(Execution(code="1", profile=profile_for("quickjs")), RunHandle(id), Result(ok=True))
+
+    await asyncio.gather(request("a"), request("b"))
+    await recorder.publish()
+    assert seen == ["a", "b"]
+
+
+async def test_run_is_logged_immediately_if_there_is_no_store(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("hutch.kernel.records.PUBLISH_SECONDS", 3600)
+    caplog.set_level(logging.INFO, "hutch.runs")
+    RunRecorder()(Execution(code="1", profile=profile_for("quickjs")), RunHandle("a"), Result(ok=True))
+    await eventually(lambda: len(caplog.records) == 1)

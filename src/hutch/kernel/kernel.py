@@ -482,7 +482,7 @@ class Kernel:
         self._record(execution, run, result)
 
     def _may_poll(self) -> bool:
-        """Returns True if a polling runner would not take a core from another execution."""
+        """Returns True if the host and a runner can poll without taking a core from another execution."""
         return self._leases < self._max_polling
 
     def pause_timeout(self, run_id: str, tool: str) -> None:

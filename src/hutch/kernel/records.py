@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -150,7 +151,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             log_lines=max(len(result.logs), 0 if run.timeline is None else len(run.timeline.logs)),
             logs_truncated=result.logs_truncated,
             tool_calls=run.call_count,
-            # Copy the list, because a tool that is cancelled at the end of the run is added to it later.
+            # Copy the list, because it belongs to the run.
             calls=[*run.calls],
             calls_left_out=run.call_count - len(run.calls),
             requests=[_request(request, run) for request in run.requests],
@@ -188,6 +189,8 @@ RunSink = Callable[[RunRecord, TextRedactor | None], None]
 
 
 class _EndedRun(NamedTuple):
+    context: contextvars.Context
+    """Context variables of the run's task, which filters of log records may read."""
     execution: Execution
     run: RunHandle
     result: Result
@@ -243,7 +246,7 @@ class RunRecorder:
         if is_wanted or logger.isEnabledFor(_log_level(execution)):
             # Choose the level here, because it depends on the API key of the current task.
             level = self._levels.of(execution.protocol, run.record_level)
-            self._ended.append(_EndedRun(execution, run, result, level))
+            self._ended.append(_EndedRun(contextvars.copy_context(), execution, run, result, level))
             if self._timer is None:
                 loop = asyncio.get_running_loop()
                 # Without a store, nothing makes sure that the loop still runs after a while.
@@ -271,11 +274,12 @@ class RunRecorder:
     def _publish_next(self) -> None:
         ended = self._ended.popleft()
         try:
-            self._publish(*ended)
+            ended.context.run(self._publish, ended)
         except Exception:
             logger.exception("the record of the run %s cannot be made", ended.run.id)
 
-    def _publish(self, execution: Execution, run: RunHandle, result: Result, level: RecordLevel) -> None:
+    def _publish(self, ended: _EndedRun) -> None:
+        _, execution, run, result, level = ended
         message = None if level == "metadata" else error_text(run, result)
         record = RunRecord.of(execution, run, result, recorded=level, error_message=message)
         log_level = _log_level(execution)

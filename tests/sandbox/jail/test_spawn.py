@@ -10,8 +10,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from tests.support.processes import children
@@ -85,13 +87,15 @@ def high_descriptor(content: str) -> int:
 async def test_process_gets_only_the_passed_descriptors_under_their_numbers(order: tuple[int, ...]) -> None:
     handles = [high_descriptor(f"{index}\n") for index in range(len(order))]
     passed = [handles[index] for index in order]
+    inheritable = high_descriptor("not passed")
+    os.set_inheritable(inheritable, True)
     try:
         listing = await output_of("/bin/ls", "/proc/self/fd", pass_fds=passed)
         contents = await output_of(
             "/bin/cat", *(f"/proc/self/fd/{handle}" for handle in passed), pass_fds=passed
         )
     finally:
-        for handle in handles:
+        for handle in (*handles, inheritable):
             os.close(handle)
     # `ls` opens the folder itself, with the lowest free number.
     assert {*map(int, listing.split())} == {0, 1, 2, 3, *passed}
@@ -101,14 +105,15 @@ async def test_process_gets_only_the_passed_descriptors_under_their_numbers(orde
 @with_each_method
 async def test_low_descriptors_are_passed_under_their_numbers() -> None:
     """The lowest numbers are needed for copies, so they must not be overwritten before they are used."""
-    handles = [memory_file(f"{index}\n".encode()) for index in range(12)]
+    # So many that the numbers of the copies are also those of passed descriptors.
+    handles = [memory_file(f"{index}\n".encode()) for index in range(120)]
     try:
         passed = handles[::-2]
         text = await output_of("/bin/cat", *(f"/proc/self/fd/{handle}" for handle in passed), pass_fds=passed)
     finally:
         for handle in handles:
             os.close(handle)
-    assert text.split() == [str(index) for index in range(11, 0, -2)]
+    assert text.split() == [str(index) for index in range(119, 0, -2)]
 
 
 @with_each_method
@@ -134,6 +139,8 @@ async def test_process_leads_a_session_and_has_default_signals() -> None:
 
 
 async def test_blocked_signals_of_the_host_are_not_blocked_in_the_process() -> None:
+    # A thread has the blocked signals of the thread that created it.
+    spawn_module._thread.cache_clear()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     try:
         status = await output_of("/bin/cat", "/proc/self/status")
@@ -184,6 +191,8 @@ async def test_cancelled_start_leaves_no_process(null: int) -> None:
     starting.cancel()
     await asyncio.wait((starting,))
     assert starting.cancelled()
+    # Processes start one after the other, so the cancelled start has ended, too.
+    assert (await start("/bin/true", null=null)).wait() == 0
     await eventually(lambda: {*children(os.getpid())} <= before)
 
 
@@ -195,6 +204,8 @@ async def test_start_that_is_cancelled_twice_leaves_no_process(null: int) -> Non
         starting.cancel()
     await asyncio.wait((starting,))
     assert starting.cancelled()
+    # Processes start one after the other, so the cancelled start has ended, too.
+    assert (await start("/bin/true", null=null)).wait() == 0
     await eventually(lambda: {*children(os.getpid())} <= before)
 
 
@@ -213,6 +224,63 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+async def test_process_that_was_reaped_elsewhere_has_ended(null: int) -> None:
+    """The host may ignore SIGCHLD, or wait for all children, as programs with pid 1 do."""
+    process = await start("/bin/true", null=null)
+    os.waitpid(process.pid, 0)  # noqa: ASYNC222
+    assert (process.poll(), process.wait()) == (0, 0)
+    kill_tree(process)
+
+
+async def test_start_without_a_thread_is_not_made_later(
+    null: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawn_module._thread.cache_clear()
+    with monkeypatch.context() as context:
+        context.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        with pytest.raises(OSError, match="can't start new thread"):
+            await start("/bin/touch", str(tmp_path / "late"), null=null)
+    assert (await start("/bin/true", null=null)).wait() == 0
+    assert not (tmp_path / "late").exists()
+
+
+def test_processes_start_after_the_main_thread_has_ended() -> None:
+    program = """
+import asyncio, os, threading
+from hutch.sandbox.jail.spawn import spawn
+
+async def start():
+    threading.main_thread().join()
+    null = os.open(os.devnull, os.O_RDWR)
+    for _ in range(2):
+        process = await spawn(("/bin/true",), env={}, cwd="/", stdout=null, stderr=null)
+        print(process.wait())
+
+threading.Thread(target=asyncio.run, args=(start(),)).start()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (done.stdout.split(), done.stderr) == (["0", "0"], "")
+
+
+def test_streams_may_have_the_numbers_of_closed_streams() -> None:
+    program = """
+import asyncio, itertools, os, sys
+from hutch.sandbox.jail import spawn as module
+module._starts = itertools.count(1)
+
+async def start():
+    os.close(0)
+    os.dup2(1, 0)
+    os.close(1)
+    process = await module.spawn(("/bin/echo", "output"), env={}, cwd="/", stdout=0, stderr=2)
+    sys.exit(process.wait())
+
+asyncio.run(start())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "output\n")
 
 
 def test_first_process_needs_no_thread() -> None:

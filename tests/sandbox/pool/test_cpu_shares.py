@@ -141,11 +141,13 @@ async def test_runners_start_in_the_background_while_several_owners_have_executi
 async def test_real_process_that_starts_in_the_background_gets_a_lower_priority(engine: str) -> None:
     async with open_sandbox() as sandbox:
         process = await sandbox.launcher.launch(profile_for(engine), in_background=True)
-        assert process.is_in_background
-        own = os.getpriority(os.PRIO_PROCESS, 0)
-        pids = [process.pid, *descendants(process.pid)]
-        assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in pids} == {min(19, own + 10)}
-        # The kernel schedules sessions as groups, so the session has a priority, too.
-        assert {os.getsid(pid) for pid in pids} == {process.pid}
-        process.kill()
-        await process.wait()
+        try:
+            assert process.is_in_background
+            own = os.getpriority(os.PRIO_PROCESS, 0)
+            pids = [process.pid, *descendants(process.pid)]
+            assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in pids} == {min(19, own + 10)}
+            # The kernel schedules sessions as groups, so the session has a priority, too.
+            assert {os.getsid(pid) for pid in pids} == {process.pid}
+        finally:
+            process.kill()
+            await process.wait()

@@ -239,3 +239,31 @@ async def test_multiplexer_writes_immediately_only_if_the_host_may_poll(
         assert wakeup_file.length() == 2
         assert await received(other, 8) == b"one\ntwo\n"
         channel.close()
+
+
+async def test_two_messages_are_expected_after_execute_and_one_after_a_result(
+    polling_channel: tuple[LowLatencyChannel, int, list[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel, expected = polling_channel[0], list[int]()
+    monkeypatch.setattr(channel, "_poll", lambda backoff, replies: expected.append(replies))
+    channel.send_execute(b"execute\n")
+    channel.send_result(b"result\n")
+    await turn()
+    assert expected == [2, 1]
+
+
+async def test_polling_backs_off_if_only_the_first_of_two_messages_comes_quickly(
+    polling_channel: tuple[LowLatencyChannel, int, list[bytes]], polls: list[float]
+) -> None:
+    channel, write, _ = polling_channel
+    backoff = Backoff()
+
+    async def has_polled() -> bool:
+        if not backoff.may_poll():
+            return False
+        os.write(write, b"started\n")
+        channel._poll(backoff, 2)
+        await turn()
+        return True
+
+    assert "".join([str(int(await has_polled())) for _ in range(12)]) == "101000100000"

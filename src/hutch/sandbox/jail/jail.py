@@ -33,9 +33,9 @@ NAMESPACES = (
     "--unshare-cgroup-try",
 )
 _NOBODY_ID = "65534"
-# There is no `--new-session`, because `spawn` has already made a session without a terminal. The kernel
-# schedules sessions as groups, so a guest in a session of its own would not get a lower priority that is set
-# while it starts.
+# There is no `--new-session`, because the start of the process has already made a session without a terminal.
+# The kernel schedules sessions as groups, so a guest in a session of its own would not get a lower priority
+# that is set while it starts.
 _BASE_ARGUMENTS = (
     *NAMESPACES,
     *("--uid", _NOBODY_ID, "--gid", _NOBODY_ID, "--cap-drop", "ALL", "--hostname", "hutch"),
@@ -84,9 +84,9 @@ class Launch(msgspec.Struct, frozen=True):
 class Command(msgspec.Struct):
     """Arguments for starting a launch as a process.
 
-    Leaving the context closes the owned descriptors, so leave the context after the start. Use
-    `hutch.sandbox.jail.spawn`, or another thread that outlives the guest, because the kernel kills a guest
-    with the *thread* that started it.
+    Leaving the context closes the owned descriptors, so leave the context after the start. Start the process
+    with `hutch.sandbox.jail.spawn` or `subprocess`, from a thread that outlives the guest, because the kernel
+    kills a guest with the *thread* that started it.
     """
 
     argv: list[str]
@@ -255,6 +255,10 @@ class Jail:
     def bwrap_arguments(self, launch: Launch) -> list[str]:
         """Returns bubblewrap's arguments, except those that pass descriptors."""
         arguments = [*_BASE_ARGUMENTS, *(("--disable-userns",) if self.disable_userns else ())]
+        if launch.forks:
+            # Without a session of its own, a program that signals its process group (`kill 0`) would also
+            # signal bubblewrap.
+            arguments.append("--new-session")
         for name, value in _environment(launch).items():
             arguments += ("--setenv", name, value)
         # Make the root read-only, because it is a tmpfs without a size limit, which a guest could fill.

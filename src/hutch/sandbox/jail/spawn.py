@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import cache, partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
 from hutch.sandbox.jail.memory_meter import process_tree
@@ -54,17 +57,26 @@ class _SpawnedProcess:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.returncode = os.waitstatus_to_exitcode(status)
+        self._reap(os.WNOHANG)
         return self.returncode
 
     def wait(self) -> int:
-        if self.returncode is None:
-            _, status = os.waitpid(self.pid, 0)
-            self.returncode = os.waitstatus_to_exitcode(status)
+        self._reap(0)
+        assert self.returncode is not None
         return self.returncode
+
+    def _reap(self, options: int) -> None:
+        if self.returncode is not None:
+            return
+        try:
+            pid, status = os.waitpid(self.pid, options)
+        except ChildProcessError:
+            # The host ignores SIGCHLD, or other code has waited for all children. The exit code is lost, and
+            # like `subprocess`, this class returns 0.
+            self.returncode = 0
+            return
+        if pid:
+            self.returncode = os.waitstatus_to_exitcode(status)
 
 
 async def spawn(
@@ -81,11 +93,13 @@ async def spawn(
     `pass_fds` under the same numbers, and no other descriptors. Raises OSError.
 
     The kernel sends a parent-death signal (PR_SET_PDEATHSIG) when the *thread* that started the process ends.
-    The thread that is used here ends when Python exits.
+    The thread that is used here ends when Python exits. But the calling thread starts the first process, and
+    all processes if the C library is too old, so it must outlive them.
     """
+    has_low_fd = any(0 <= fd < _FIRST_FREE_FD for fd in (stdin, stdout, stderr, *pass_fds))
     # The first process is started with `subprocess`: its start delays no other execution, and commands that
     # need one process end 7 ms earlier without ctypes and the thread.
-    c = _c_library() if next(_starts) else None
+    c = _c_library() if next(_starts) and not has_low_fd else None
     if c is None:
         return subprocess.Popen(  # noqa: ASYNC220
             argv,
@@ -97,10 +111,8 @@ async def spawn(
             pass_fds=pass_fds,
             start_new_session=True,
         )
-    loop = asyncio.get_running_loop()
-    starting = loop.run_in_executor(
-        _thread(os.getpid()), c.spawn, argv, env, cwd, (stdin, stdout, stderr), pass_fds
-    )
+    start = partial(c.spawn, argv, env, cwd, (stdin, stdout, stderr), pass_fds)
+    starting = asyncio.wrap_future(_thread(os.getpid()).submit(start))
     try:
         return _SpawnedProcess(await asyncio.shield(starting))
     except asyncio.CancelledError:
@@ -118,17 +130,48 @@ def kill_tree(process: StartedProcess) -> None:
     # Stop the process first, so that it starts nothing while its descendants are listed.
     with contextlib.suppress(ProcessLookupError):
         os.kill(process.pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    with contextlib.suppress(ChildProcessError):
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
     for pid in process_tree(process.pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.wait()
 
 
+class _SpawnThread:
+    """Thread that starts processes. Raises OSError if it cannot be started.
+
+    An executor of `concurrent.futures` would not do: it keeps a call whose thread could not be started, and
+    makes it later, when the descriptors of the call belong to other files. And it refuses calls as soon as
+    the main thread has ended, while the event loop may still run in another thread.
+    """
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[tuple[Callable[[], int], Future[int]]] = SimpleQueue()
+        try:
+            threading.Thread(target=self._run, name="hutch-spawn", daemon=True).start()
+        except RuntimeError as error:
+            raise OSError(errno.EAGAIN, str(error)) from None
+
+    def submit(self, start: Callable[[], int]) -> Future[int]:
+        pid = Future[int]()
+        self._calls.put((start, pid))
+        return pid
+
+    def _run(self) -> None:
+        while True:
+            start, pid = self._calls.get()
+            try:
+                pid.set_result(start())
+            except BaseException as error:
+                pid.set_exception(error)
+            del start, pid
+
+
 @cache
-def _thread(_pid: int) -> ThreadPoolExecutor:
+def _thread(_pid: int) -> _SpawnThread:
     """Returns the thread that starts processes. A forked process has to create its own."""
-    return ThreadPoolExecutor(1, "hutch-spawn")
+    return _SpawnThread()
 
 
 class _CLibrary:

@@ -322,8 +322,8 @@ class Pool:
 
     def _kept_for_newcomers(self, profile: Profile, holder: str) -> int:
         """Returns the number of unused runners that this holder must leave to newcomers, which are owners
-        that took no turn in the last round. The number is one if several owners compete for the runners of a
-        profile that is kept warm.
+        that took no turn in the last one and a half rounds. The number is one if several owners compete for
+        the runners of a profile that is kept warm.
 
         A start takes as long as many executions, so a newcomer without a warm runner would wait for more than
         its own turn.

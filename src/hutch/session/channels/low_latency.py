@@ -117,12 +117,15 @@ class LowLatencyChannel(StreamChannel):
             if perf_counter() > until:
                 backoff.record(has_message=False)
                 return
-        backoff.record(has_message=True)
         # Ignore empty data: the transport reports the end of the stream.
         if data:
             self.data_received(data)
             if (replies := replies - data.count(b"\n")) > 0:
+                # The outcome of the last poll counts. Most guests send `started` at once, also those that
+                # then compute for long.
                 asyncio.get_running_loop().call_soon(self._poll, backoff, replies)
+                return
+        backoff.record(has_message=True)
 
     def _end(self, reason: str) -> None:
         if not self._ended:

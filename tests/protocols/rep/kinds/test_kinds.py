@@ -418,6 +418,12 @@ def test_shell_exit_code_fails_the_step(runtime: StdioRuntime) -> None:
     assert ended.error["data"]["details"] == {"exit_code": 7, "stdout": "", "stderr": "why\n"}
 
 
+def test_shell_signals_only_processes_in_the_jail(runtime: StdioRuntime) -> None:
+    """`kill 0` signals the process group, to which bubblewrap must not belong."""
+    ended = shell(runtime, "trap '' TERM; kill -TERM 0; echo survived").outputs["s"]
+    assert (ended["exit_code"], ended["stdout"]) == (0, "survived\n")
+
+
 def test_shell_timeout_kills_all_descendants(runtime: StdioRuntime) -> None:
     with Traces(runtime.process.pid) as before:
         ended = shell(runtime, "sleep 600 & sleep 600", timeout_ms=300)

@@ -15,7 +15,7 @@ import msgspec
 
 from hutch.protocols.rep.kinds.registry import Call, Kind, StepFailed
 from hutch.sandbox.jail.jail import Launch, Mount
-from hutch.sandbox.jail.spawn import spawn
+from hutch.sandbox.jail.spawn import kill_tree, spawn
 from hutch.sandbox.runner.pipes import OutputPipe
 
 if TYPE_CHECKING:
@@ -121,10 +121,16 @@ async def _run_program(
         if isinstance(error, OSError):
             raise StepFailed(f"The jail cannot be started: {error}") from None
         raise
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except OSError as error:
+        kill_tree(process)
+        for pipe in pipes:
+            pipe.close()
+        raise StepFailed(f"The jail cannot be watched: {error}") from None
     for pipe in pipes:
         pipe.start_reading()
     ended = asyncio.Event()
-    pidfd = os.pidfd_open(process.pid)
     loop.add_reader(pidfd, ended.set)
     try:
         await ended.wait()
