@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import httpx2
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 from tests.console.browser.conftest import OpenPage
 from tests.support.processes import ServeProcess, running_server
 
@@ -86,3 +86,29 @@ def test_draft_survives_the_end_of_the_session(guarded: ServeProcess, open_page:
     page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_role("form", name="Sign in")).to_have_count(0)
     expect(editor).to_contain_text("unsaved work")
+
+
+def test_late_refusal_of_an_earlier_session_does_not_end_the_new_one(
+    guarded: ServeProcess, open_page: OpenPage
+) -> None:
+    path = httpx2.post(guarded.url + "/console/links", headers=HEADERS).json()["path"]
+    page = open_page(guarded.url + path)
+    expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+    page.goto(guarded.url + "/#/playground")
+    checks: list[Route] = []
+    page.route("**/console/check", lambda route: checks.append(route))
+    with page.expect_request("**/console/check"):
+        page.get_by_label("Code", exact=True).click()
+        page.keyboard.press("Control+a")
+        page.keyboard.type("return 1")
+    page.context.clear_cookies()
+    page.keyboard.press("Control+Enter")
+    expect(page.get_by_role("form", name="Sign in")).to_be_visible()
+    late = checks[-1]
+    page.get_by_label("API key").fill(KEY)
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("form", name="Sign in")).to_have_count(0)
+    with page.expect_response("**/console/check"):
+        late.fulfill(status=401, json={"error": {"code": "unauthorized", "message": "Sign in."}})
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    expect(page.get_by_role("form", name="Sign in")).to_have_count(0)

@@ -64,9 +64,10 @@ export async function request(
   body?: unknown,
   signal?: AbortSignal,
 ): Promise<any> {
+  const sentIn = session.value;
   const response = await send(method, path, { accept: "application/json" }, body, signal);
   const text = await response.text();
-  if (!response.ok) throw toError(response, text);
+  if (!response.ok) throw toError(response, text, sentIn);
   return text ? JSON.parse(text) : undefined;
 }
 
@@ -93,8 +94,9 @@ export async function* batches(
   body?: unknown,
   signal?: AbortSignal,
 ): AsyncGenerator<ServerEvent[]> {
+  const sentIn = session.value;
   const response = await send(method, path, { accept: "text/event-stream" }, body, signal);
-  if (!response.ok || !response.body) throw toError(response, await response.text());
+  if (!response.ok || !response.body) throw toError(response, await response.text(), sentIn);
   let buffer = "";
   for await (const chunk of response.body.pipeThrough(new TextDecoderStream())) {
     buffer += chunk;
@@ -174,7 +176,7 @@ async function send(
   }
 }
 
-function toError(response: Response, text: string): ApiError {
+function toError(response: Response, text: string, sentIn: Session | undefined): ApiError {
   let body: any;
   try {
     body = JSON.parse(text);
@@ -185,7 +187,8 @@ function toError(response: Response, text: string): ApiError {
   const message = typeof error === "string"
     ? error
     : error?.message ?? `The server answered ${response.status}.`;
-  if (response.status === 401 && session.value?.signedIn) {
+  // The user may have signed in again since the request was sent.
+  if (response.status === 401 && session.value?.signedIn && session.value === sentIn) {
     session.value = { ...session.value, signedIn: false, reason: "Your session has ended. Sign in again." };
   }
   return new ApiError(response.status, error?.code ?? "ERROR", message, body);
