@@ -27,6 +27,13 @@ from hutch.telemetry.trace_context import TraceContext
 SECRET = "correct-horse-battery"
 
 
+def recorder_of_ids() -> tuple[RunRecorder, list[str]]:
+    """Returns a recorder, and a list of the ids of the runs that it has recorded."""
+    recorder, stored = RunRecorder(), list[str]()
+    recorder.sink = lambda record, redactor: stored.append(record.run_id)
+    return recorder, stored
+
+
 async def finish(recorder: RunRecorder, id: str, protocol: str = "python", milliseconds: float = 2.0) -> None:
     run, result = RunHandle(id), Result(ok=True, result=SECRET, duration_ms=milliseconds)
     run.end(result)
@@ -129,9 +136,7 @@ async def test_record_is_made_once_and_after_the_caller_has_its_result(
 
 
 async def test_records_are_made_by_themselves_a_moment_after_the_end_of_their_runs() -> None:
-    stored = list[str]()
-    recorder = RunRecorder()
-    recorder.sink = lambda record, redactor: stored.append(record.run_id)
+    recorder, stored = recorder_of_ids()
     execution = Execution(code="1", profile=profile_for("quickjs"))
     for id in ("a", "b"):
         recorder(execution, RunHandle(id), Result(ok=True))
@@ -143,9 +148,7 @@ async def test_records_are_made_by_themselves_a_moment_after_the_end_of_their_ru
 
 async def test_other_callbacks_run_while_many_records_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hutch.kernel.records.SLICE_SECONDS", 0.0)
-    stored = list[str]()
-    recorder = RunRecorder()
-    recorder.sink = lambda record, redactor: stored.append(record.run_id)
+    recorder, stored = recorder_of_ids()
     execution = Execution(code="1", profile=profile_for("quickjs"))
     for number in range(20):
         recorder(execution, RunHandle(str(number)), Result(ok=True))
@@ -302,14 +305,12 @@ def test_log_is_plain_text_by_default() -> None:
 
 async def test_records_of_several_runs_are_made_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hutch.kernel.records.PUBLISH_SECONDS", 3600)
-    stored = list[str]()
-    recorder = RunRecorder()
-    recorder.sink = lambda record, redactor: stored.append(record.run_id)
+    recorder, stored = recorder_of_ids()
     execution = Execution(code="1", profile=profile_for("quickjs"))
     for id in ("a", "b"):
         recorder(execution, RunHandle(id), Result(ok=True))
-        await asyncio.sleep(0.0)
-        await asyncio.sleep(0.0)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
     assert stored == []
     await recorder.publish()
     assert stored == ["a", "b"]

@@ -11,9 +11,9 @@ import click
     epilog="""\b
 Examples:
   hutch trust
-  hutch trust ~/work/project
+  hutch trust ~/project
   hutch trust --list
-  hutch trust --revoke ~/work/project
+  hutch trust --revoke ~/project
 """
 )
 @click.argument("folder", default=".", type=click.Path(path_type=Path))

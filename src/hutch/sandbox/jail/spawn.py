@@ -93,8 +93,8 @@ async def spawn(
     `pass_fds` under the same numbers, and no other descriptors. Raises OSError.
 
     The kernel sends a parent-death signal (PR_SET_PDEATHSIG) when the *thread* that started the process ends.
-    The thread that is used here ends when Python exits. But the calling thread starts the first process, and
-    all processes if the C library is too old, so it must outlive them.
+    The thread of this module ends when Python exits. The calling thread has to outlive its processes, too,
+    because it starts the first process itself, and all of them if the C library is too old.
     """
     has_low_fd = any(0 <= fd < _FIRST_FREE_FD for fd in (stdin, stdout, stderr, *pass_fds))
     # The first process is started with `subprocess`: its start delays no other execution, and commands that
@@ -155,6 +155,8 @@ class _SpawnThread:
 
     def submit(self, start: Callable[[], int]) -> Future[int]:
         pid = Future[int]()
+        # From now on the future cannot be cancelled, so that the thread can always set its result.
+        pid.set_running_or_notify_cancel()
         self._calls.put((start, pid))
         return pid
 
